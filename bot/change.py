@@ -1,0 +1,211 @@
+"""Git as data: the files of a change and the text of any object, without touching a work tree."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from bot.errors import UserError
+from bot.model import Because, Change, FileChange
+from bot.process import ProgramFailed, run, start
+
+__all__ = ["Repository", "changed_lines"]
+
+REGULAR = ("100644", "100755")
+_STATUS: dict[str, Literal["added", "deleted", "modified", "renamed", "type-changed"]] = {
+    "A": "added",
+    "D": "deleted",
+    "M": "modified",
+    "R": "renamed",
+    "T": "type-changed",
+}
+
+
+class Repository:
+    """A git repository; use it in a `with` block. One `git cat-file` serves all reads."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise UserError(f"{path} is not a git repository: no such folder; use --repo")
+        # Replacement objects and hooks of a foreign repository must not change what is read.
+        self.env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("GIT_")},
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+            "LC_ALL": "C",
+        }
+        self._trees: dict[str, dict[str, tuple[str, str]]] = {}
+        try:
+            self.root = path
+            top = self.git("rev-parse", "--show-toplevel").decode().rstrip("\n")
+        except ProgramFailed as error:
+            message = f"{path} is not a git repository with a work tree; use --repo"
+            raise UserError(message) from error
+        self.root = Path(top)
+        self.scratch = tempfile.TemporaryDirectory(prefix="fla-bot-")
+
+    def __enter__(self) -> Repository:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if "_reader" in self.__dict__:
+            self._reader.kill()
+            self._reader.communicate()
+        self.scratch.cleanup()
+
+    def git(self, *argv: str, index: Path | None = None) -> bytes:
+        """Run git here; ProgramFailed if it says no."""
+        env = self.env if index is None else {**self.env, "GIT_INDEX_FILE": str(index)}
+        safe = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+        return run(["git", *safe, *argv], cwd=self.root, env=env)
+
+    def commit(self, ref: str, purpose: str) -> str:
+        """The commit of a ref, or a UserError that says which ref is unknown."""
+        try:
+            return self.git(
+                "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"
+            ).decode()[:-1]
+        except ProgramFailed as error:
+            message = f"{purpose}: `{ref}` is no commit here; fetch it, or name another"
+            raise UserError(message) from error
+
+    def default_base(self) -> str:
+        """The branch a pull request would go to: origin's default, else main or master."""
+        for ref in ("refs/remotes/origin/HEAD", "refs/heads/main", "refs/heads/master"):
+            try:
+                self.git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+            except ProgramFailed:
+                continue
+            return ref
+        raise UserError("no origin/HEAD, main or master to compare with; name one with --base")
+
+    def work_tree(self) -> str:
+        """The tree of the work tree as it is, untracked files included, ignored ones not.
+
+        Index and objects go to a scratch folder: the repository is not written to.
+        """
+        objects = self.git("rev-parse", "--git-path", "objects").decode().rstrip("\n")
+        scratch = Path(self.scratch.name)
+        (scratch / "objects").mkdir(exist_ok=True)
+        self.env |= {
+            "GIT_OBJECT_DIRECTORY": str(scratch / "objects"),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(self.root / objects),
+        }
+        self.git("read-tree", "HEAD", index=scratch / "index")
+        self.git("add", "--all", "--", ":/", index=scratch / "index")
+        return self.git("write-tree", index=scratch / "index").decode()[:-1]
+
+    def change(self, base: str | None, head: str | None, trusted: str | None) -> Change:
+        """The change from base to head; without head, the work tree."""
+        base_commit = self.commit(base or self.default_base(), "base")
+        tip = self.commit(head or "HEAD", "head")
+        try:
+            merge_base = self.git("merge-base", base_commit, tip).decode()[:40]
+        except ProgramFailed as error:
+            message = "base and head share no history (a shallow clone? `git fetch --unshallow`)"
+            raise UserError(message) from error
+        head_tree = tip if head else self.work_tree()
+        clean = not head and head_tree == self.git("rev-parse", "HEAD^{tree}").decode()[:-1]
+        return Change(
+            base=base_commit,
+            head=tip if clean else head_tree,
+            merge_base=merge_base,
+            trusted=self.commit(trusted, "trusted") if trusted else base_commit,
+            files=tuple(self._files(merge_base, head_tree)),
+            uncommitted=not head and not clean,
+        )
+
+    def _files(self, old: str, new: str) -> Iterator[FileChange]:
+        raw = self.git("diff-tree", "-r", "-z", "-M", "--raw", "--no-abbrev", old, new)
+        parts = iter(raw.decode("utf-8", "surrogateescape").split("\0"))
+        for header in parts:
+            if not header:
+                break
+            old_mode, new_mode, old_blob, new_blob, status = header.lstrip(":").split(" ")
+            old_path = next(parts)
+            path = next(parts) if status[0] in "RC" else old_path
+            yield FileChange(
+                path=path,
+                status=_STATUS[status[0]],
+                old_path=old_path,
+                old_blob=old_blob if old_mode in REGULAR else None,
+                new_blob=new_blob if new_mode in REGULAR else None,
+                old_mode=old_mode,
+                new_mode=new_mode,
+            )
+
+    def tree(self, commit: str) -> dict[str, tuple[str, str]]:
+        """All paths of a commit or tree: mode and object."""
+        if commit not in self._trees:
+            entries: dict[str, tuple[str, str]] = {}
+            for line in self.git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
+                head, _, path = line.partition(b"\t")
+                mode, _, oid = head.decode().split(" ")
+                entries[path.decode("utf-8", "surrogateescape")] = (mode, oid)
+            self._trees[commit] = entries
+        return self._trees[commit]
+
+    @cached_property
+    def _reader(self) -> subprocess.Popen[bytes]:
+        return start(
+            ["git", "cat-file", "--batch"],
+            cwd=self.root,
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def read(self, oid: str) -> bytes:
+        """The content of a blob."""
+        stdin, stdout = self._reader.stdin, self._reader.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(f"{oid}\n".encode())
+        stdin.flush()
+        header = stdout.readline().split()
+        if len(header) != 3:
+            raise UserError(f"object {oid} is missing here (a partial clone?)")
+        content = stdout.read(int(header[2]))
+        stdout.read(1)
+        return content
+
+    def read_path(self, commit: str, path: str) -> bytes | None:
+        """A regular file of a commit; None for what is absent, a link or a submodule."""
+        mode, oid = self.tree(commit).get(path, ("", ""))
+        return self.read(oid) if mode in REGULAR else None
+
+    def export(self, commit: str, roots: list[str], target: Path) -> None:
+        """Write the regular files below `roots`; links are left out, nothing leaves `target`."""
+        for path, (mode, oid) in self.tree(commit).items():
+            parts = path.split("/")
+            if mode in REGULAR and parts[0] in roots and not {".", "..", ""} & set(parts):
+                file = target.joinpath(*parts)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(self.read(oid))
+
+
+def changed_lines(path: str, old: bytes, new: bytes) -> list[Because]:
+    """The runs of new lines that differ; a pure deletion is named by the line it stood before."""
+    before, after = (text.decode(errors="replace").splitlines() for text in (old, new))
+    runs = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    last = max(1, len(after))
+    return [
+        Because(path=path, line=min(first + 1, last), end_line=min(max(first + 1, end), last))
+        for kind, _, _, first, end in runs
+        if kind != "equal"
+    ]

@@ -1,0 +1,1 @@
+"""The trusted process of a lane: inputs, reference, comparison. Nobody imports it."""

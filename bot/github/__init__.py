@@ -1,0 +1,1 @@
+"""GitHub: events in, writes out."""

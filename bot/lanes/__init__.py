@@ -1,0 +1,1 @@
+"""Host side of jobs: trees on disk, processes, limits, evidence. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The report: what is decided (checklist) and how it is shown (terminal, Markdown)."""

@@ -1,0 +1,162 @@
+"""The checklist and the conclusion: computed from facts, ticked by nothing else."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from bot.contract import Edit
+from bot.model import (
+    ChecklistItem,
+    CheckState,
+    ContractState,
+    Finding,
+    ItemState,
+    Job,
+    Plan,
+    Row,
+    Scope,
+    Severity,
+    Verdict,
+    digest,
+)
+
+__all__ = ["Facts", "checklist", "conclude"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that decides a checklist row."""
+
+    scope: Scope
+    contracts: list[ContractState]
+    faults: Mapping[str, str]
+    required_ops: list[str]
+    edits: Mapping[str, list[Edit]]
+    new_ops: list[str]
+    removed: list[str]
+    policy_changed: str
+    findings: list[Finding]
+    plan: Plan
+    rows: list[Row]
+    unproven: Mapping[str, int]
+
+
+def checklist(facts: Facts) -> list[ChecklistItem]:
+    """All rows, in the order in which a person would mend them."""
+    return [
+        *_contract_items(facts),
+        *_weakened_items(facts),
+        _rules_item(facts),
+        *(_job_item(job, facts) for job in facts.plan.jobs),
+        *_unproven_items(facts),
+    ]
+
+
+def _item(name: str, state: ItemState, text: str, evidence: str = "") -> ChecklistItem:
+    return ChecklistItem(id=name, state=state, text=text, evidence=evidence)
+
+
+def _contract_items(facts: Facts) -> Iterator[ChecklistItem]:
+    if not facts.contracts:
+        yield _item("contracts", ItemState.NOT_APPLICABLE, "no op with a contract is touched")
+    for contract in facts.contracts:
+        name, required = f"contract:{contract.op}", contract.op in facts.required_ops
+        if contract.status == "enforced":
+            yield _item(
+                name, ItemState.DONE, f"{contract.op} has an enforced contract", contract.path
+            )
+        elif contract.status == "invalid":
+            text = f"{contract.path} cannot be read"
+            yield _item(name, ItemState.FAILED, text, facts.faults[contract.op])
+        elif contract.status == "missing":
+            state = ItemState.FAILED if required else ItemState.NOT_APPLICABLE
+            yield _item(name, state, f"{contract.op} has no contract; add {contract.path}")
+        else:
+            state = ItemState.FAILED if required else ItemState.TODO
+            yield _item(name, state, f"the contract of {contract.op} is a draft", contract.path)
+
+
+def _weakened_items(facts: Facts) -> Iterator[ChecklistItem]:
+    """What only a person may let through; the digest is what they accept."""
+    for op, edits in facts.edits.items():
+        weaker = [edit for edit in edits if edit.kind == "weaker"]
+        state = ItemState.HUMAN if weaker else ItemState.DONE
+        shown = "; ".join(
+            f"{e.place}: {e.before or 'absent'} -> {e.after or 'removed'}" for e in weaker[:5]
+        )
+        if len(weaker) > 5:
+            shown += f"; and {len(weaker) - 5} more"
+        code = digest([edit.model_dump() for edit in edits])
+        text = f"the contract of {op} is weakened; a person must accept {code}"
+        if not weaker:
+            text = f"the contract of {op} promises more ({len(edits)} edits)"
+        yield _item(f"contract-change:{op}", state, text, shown)
+    for op in facts.new_ops:
+        yield _item(f"new-op:{op}", ItemState.HUMAN, f"{op} is a new op; a person must accept it")
+    for op in facts.removed:
+        yield _item(f"removed:{op}", ItemState.HUMAN, f"the contract of {op} is removed")
+    if facts.policy_changed:
+        text = f"the policy is edited; a person must accept {facts.policy_changed}"
+        yield _item("policy-change", ItemState.HUMAN, text)
+
+
+def _rules_item(facts: Facts) -> ChecklistItem:
+    errors = [finding for finding in facts.findings if finding.severity is Severity.ERROR]
+    if errors:
+        first = errors[0]
+        text = f"{len(errors)} finding{'s' * (len(errors) > 1)}"
+        place = f"{first.path}:{first.line} {first.code} {first.message}"
+        return _item("rules", ItemState.FAILED, text, place)
+    return _item("rules", ItemState.DONE, "the change adds no finding")
+
+
+def _job_item(job: Job, facts: Facts) -> ChecklistItem:
+    rows = [row for row in facts.rows if row.job == job.id]
+    name, cells = f"job:{job.id}", len(job.cells)
+    bad = [row for row in rows if row.verdict is Verdict.FAIL]
+    open_ = [row for row in rows if row.verdict not in (Verdict.FAIL, Verdict.PASS, Verdict.WAIVED)]
+    optional = "" if job.required else " (not required)"
+    if bad:
+        state, text = ItemState.FAILED, f"{len(bad)} of {cells} cells fail on {job.lane}"
+        evidence = f"{bad[0].cell}: {bad[0].reason} ({bad[0].because})"
+    elif open_:
+        waiting = open_[0].verdict is Verdict.WAITING
+        # A lost job has no figures: it blocks like a failure until it is run again.
+        state = ItemState.WAITING if waiting else ItemState.FAILED
+        text, evidence = f"{cells} cells of {job.op} on {job.lane}", open_[0].reason
+    else:
+        state, text = ItemState.DONE, f"{cells} cells of {job.op} pass on {job.lane}"
+        evidence = rows[0].reason if rows else ""
+    if not job.required and state is not ItemState.DONE:
+        state = ItemState.NOT_APPLICABLE
+    return _item(name, state, text + optional, evidence)
+
+
+def _unproven_items(facts: Facts) -> Iterator[ChecklistItem]:
+    for op, count in facts.unproven.items():
+        if count:
+            text = f"{count} cells of {op} are declared only: no required lane proves them"
+            yield _item(f"declared:{op}", ItemState.NOT_APPLICABLE, text)
+
+
+def conclude(items: list[ChecklistItem], rows: list[Row]) -> tuple[Verdict, CheckState, str, str]:
+    """Verdict, state of the check, headline and next step."""
+    by_state = {state: [item for item in items if item.state is state] for state in ItemState}
+    failed, human = by_state[ItemState.FAILED], by_state[ItemState.HUMAN]
+    waiting = by_state[ItemState.WAITING] + by_state[ItemState.TODO]
+    if failed:
+        lost = all(item.id.startswith("job:") for item in failed) and not any(
+            row.verdict is Verdict.FAIL for row in rows
+        )
+        verdict = Verdict.LOST if lost else Verdict.FAIL
+        step = f"mend {failed[0].evidence or failed[0].text}"
+        return verdict, CheckState.FAILURE, f"Not ready: {failed[0].text}", step
+    if human:
+        return Verdict.WAITING, CheckState.ACTION_REQUIRED, "Needs a person", human[0].text
+    if waiting:
+        step = f"run `fla-bot run` ({waiting[0].text})"
+        return Verdict.WAITING, CheckState.IN_PROGRESS, "Waiting for evidence", step
+    return Verdict.PASS, CheckState.SUCCESS, "Ready", "nothing to do"

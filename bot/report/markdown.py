@@ -1,0 +1,116 @@
+"""The report as Markdown for a pull request; every text that a PR controls is escaped here."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from bot.errors import UserError
+from bot.model import ItemState, Report, Verdict
+
+__all__ = ["BEGIN", "END", "body_block", "comment", "escape", "put_block", "table"]
+
+BEGIN, END = "<!-- fla-bot:begin -->", "<!-- fla-bot:end -->"
+MAX_ROWS = 20
+_BOX = {
+    ItemState.DONE: "[x]",
+    ItemState.TODO: "[ ]",
+    ItemState.FAILED: "[ ] **failed**",
+    ItemState.WAITING: "[ ] *waiting*",
+    ItemState.HUMAN: "[ ] **needs a person**",
+}
+
+
+def escape(text: str, limit: int = 300) -> str:
+    """Plain text that Markdown, HTML and GitHub's mentions and references leave alone."""
+    shown = "".join(c if _visible(c) else "\N{REPLACEMENT CHARACTER}" for c in text)
+    if len(shown) > limit:
+        shown = shown[: limit - 1] + "…"
+    shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    shown = re.sub(r"([\\`*_{}\[\]()|~!$])", r"\\\1", shown)
+    # A zero-width joiner keeps `@name`, `#1` and bare links from being picked up.
+    return re.sub(r"(@|#|://|(?<=www)\.)", "\\1\u200d", shown)
+
+
+def _visible(char: str) -> bool:
+    """Control, format (bidi too) and unassigned characters and lone surrogates are not."""
+    return char == " " or unicodedata.category(char) not in {
+        "Cc",
+        "Cf",
+        "Cs",
+        "Cn",
+        "Co",
+        "Zl",
+        "Zp",
+    }
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A pipe table of escaped cells."""
+    lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
+    return lines + [f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows]
+
+
+def _checklist(report: Report) -> list[str]:
+    lines = []
+    for item in report.checklist:
+        note = f" ({escape(item.evidence)})" if item.evidence else ""
+        box = _BOX.get(item.state)
+        lines.append(
+            f"- {box} {escape(item.text)}{note}" if box else f"- {escape(item.text)}{note}"
+        )
+    return lines
+
+
+def body_block(report: Report) -> str:
+    """The managed block of the PR body, markers included."""
+    title = f"**fla-bot: {escape(report.headline)}** at `{report.change.head[:12]}`"
+    return "\n".join([BEGIN, title, "", *_checklist(report), END])
+
+
+def comment(report: Report) -> str:
+    """The one comment: verdict, next step, findings, evidence."""
+    lines = [
+        f"<!-- fla-bot:comment {report.change.head} -->",
+        f"### fla-bot: {escape(report.headline)}",
+        "",
+        f"{escape(report.next_step)}",
+        "",
+        *_checklist(report),
+    ]
+    if report.findings:
+        lines += ["", "#### Findings", ""]
+        rows = [(f.code, f"{f.path}:{f.line}", f.message) for f in report.findings[:MAX_ROWS]]
+        lines += table(("rule", "where", "what"), rows)
+    bad = [row for row in report.rows if row.verdict not in (Verdict.PASS, Verdict.WAITING)]
+    if bad:
+        lines += ["", "#### Evidence", ""]
+        rows_ = [(r.verdict, r.lane, r.cell or r.op, r.reason, r.because) for r in bad[:MAX_ROWS]]
+        lines += table(("verdict", "lane", "cell", "reason", "changed"), rows_)
+        if len(bad) > MAX_ROWS:
+            lines += ["", f"{len(bad) - MAX_ROWS} more rows are in the JSON report."]
+    change = report.change
+    lines += [
+        "",
+        f"<sub>head `{change.head[:12]}`, merge base `{change.merge_base[:12]}`, policy from "
+        f"{escape(report.policy_source)}, plan `{report.plan.hash}`</sub>",
+    ]
+    return "\n".join(lines)
+
+
+def put_block(body: str, block: str) -> str:
+    """The body with its managed block replaced, or appended; nothing else is changed."""
+    newline = "\r\n" if "\r\n" in body else "\n"
+    block = block.replace("\n", newline)
+    begins, ends = body.count(BEGIN), body.count(END)
+    if begins == ends == 0:
+        gap = "" if not body else newline if body.endswith("\n") else newline * 2
+        return f"{body}{gap}{block}{newline}"
+    start, end = body.find(BEGIN), body.find(END)
+    if begins != 1 or ends != 1 or end < start:
+        message = f"the managed block is damaged; leave one `{BEGIN}` before one `{END}`"
+        raise UserError(message)
+    return body[:start] + block + body[end + len(END) :]

@@ -1,0 +1,67 @@
+"""The report for a terminal: short, worst first, narrow terminals and pipes included."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from bot.model import CheckState, ItemState, Report, Verdict
+
+__all__ = ["show"]
+
+MAX_ROWS = 5
+_MARK = {
+    ItemState.DONE: ("ok", "green"),
+    ItemState.TODO: ("todo", "yellow"),
+    ItemState.FAILED: ("FAIL", "bold red"),
+    ItemState.WAITING: ("wait", "yellow"),
+    ItemState.NOT_APPLICABLE: ("-", "dim"),
+    ItemState.HUMAN: ("human", "bold magenta"),
+}
+_STYLE = {
+    CheckState.SUCCESS: "bold green",
+    CheckState.FAILURE: "bold red",
+    CheckState.ACTION_REQUIRED: "bold magenta",
+}
+
+
+def _line(console: Console, text: str, style: str = "", indent: int = 0) -> None:
+    # Text, never markup: file names and messages come from the change.
+    safe = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    if console.is_terminal:
+        text_, wide = Text(safe, style=style, overflow="fold"), (0, 0, 0, indent)
+        console.print(Padding(text_, wide, expand=False))
+    else:
+        console.print(Text(" " * indent + safe), soft_wrap=True)
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report."""
+    change = report.change
+    what = "work tree" if change.uncommitted else change.head[:12]
+    count = len(change.files)
+    files = f"{count} file{'s' * (count != 1)}"
+    _line(console, f"{what} against {change.merge_base[:12]}: {files}", "dim")
+    for area in report.scope.areas:
+        shown = ", ".join(area.paths[:3]) + (", ..." if len(area.paths) > 3 else "")
+        _line(console, f"{area.area}: {shown}", "dim")
+    if report.scope.unknown:
+        _line(console, f"unknown area: {', '.join(report.scope.unknown[:5])}", "yellow")
+    for finding in report.findings[:MAX_ROWS]:
+        place = f"{finding.path}:{finding.line}"
+        _line(console, f"{place}: {finding.code} {finding.message} [{finding.name}]", "red")
+    bad = [row for row in report.rows if row.verdict not in (Verdict.PASS, Verdict.WAITING)]
+    for row in bad[:MAX_ROWS]:
+        _line(console, f"{row.verdict} {row.lane} {row.cell or row.op}", "red")
+        _line(console, row.reason + (f" (changed: {row.because})" if row.because else ""), "", 4)
+    if len(bad) > MAX_ROWS:
+        _line(console, f"and {len(bad) - MAX_ROWS} more, see --format json", "dim")
+    for item in report.checklist:
+        mark, style = _MARK[item.state]
+        _line(console, f"{mark:>5}  {item.text}", style)
+        if item.evidence and item.state in (ItemState.FAILED, ItemState.HUMAN):
+            _line(console, item.evidence, "", 7)
+    _line(console, f"{report.headline}. Next: {report.next_step}", _STYLE.get(report.state, "bold"))

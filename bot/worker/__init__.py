@@ -1,0 +1,1 @@
+"""The untrusted process: runs the tree under test, fills given slots, knows no verdict."""

@@ -1,0 +1,162 @@
+"""One call in the worker: tensors on the given memory, poisoned allocations, results into slots."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bot.model import Outcome
+from bot.wire import GUARD_BYTES, POISON, TORCH_NAMES
+
+__all__ = ["PoisonedAllocations", "Refused", "perform"]
+
+DTYPES = {name: getattr(torch, word) for name, word in TORCH_NAMES.items()}
+_EMPTY = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
+
+
+class Refused(Exception):
+    """The call ended in a way that has an outcome of its own."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        self.outcome = outcome
+        super().__init__(message)
+
+
+class PoisonedAllocations(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+    """Fills what `empty` and its kin return with poison and puts guard bands round it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace the memory of a fresh tensor; everything else passes through."""
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _EMPTY and result.layout is torch.strided:
+            size = result.untyped_storage().nbytes()
+            block = torch.full(
+                (size + 2 * GUARD_BYTES,), POISON, dtype=torch.uint8, device=result.device
+            )
+            self.blocks.append(block)
+            inner = block[GUARD_BYTES : GUARD_BYTES + size].view(result.dtype)
+            return inner.as_strided(result.shape, result.stride(), inner.storage_offset())
+        return result
+
+    def check(self) -> None:
+        """Refuse if a guard band was written."""
+        for block in self.blocks:
+            bands = torch.cat((block[:GUARD_BYTES], block[-GUARD_BYTES:]))
+            if not bool((bands == POISON).all()):
+                raise Refused(Outcome.GUARD, "memory next to an allocation was written")
+        self.blocks.clear()
+
+
+def perform(function: Callable[..., Any], order: dict[str, Any], memory: mmap.mmap) -> None:
+    """Run the call as often as there are result slots, each time from the same inputs."""
+    for results in order["repeats"]:
+        inputs = {spec["name"]: _tensor(spec, memory, order) for spec in order["tensors"]}
+        cotangents = [_tensor(spec, memory, order) for spec in order["cotangents"]]
+        with PoisonedAllocations() as allocations:
+            values = _outputs(function(**inputs, **order["plain"]), results["outputs"], inputs)
+            gradients = _gradients(values, cotangents, inputs, results["gradients"])
+            _synchronize(order)
+            allocations.check()
+        for value, slot in zip((*values, *gradients), _slots(results), strict=True):
+            _slot(slot, memory).copy_(value.detach())
+        _return_inputs(inputs, order, memory)
+
+
+def _synchronize(order: dict[str, Any]) -> None:
+    if order["device"] != "cpu":
+        torch.cuda.synchronize()
+
+
+def _slots(results: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*results["outputs"], *results["gradients"]]
+
+
+def _flat(memory: mmap.mmap, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+
+
+def _tensor(spec: dict[str, Any], memory: mmap.mmap, order: dict[str, Any]) -> torch.Tensor:
+    dtype = DTYPES[spec["dtype"]]
+    storage = _flat(memory, spec["offset"], spec["storage"], dtype).to(order["device"])
+    tensor = storage.as_strided(spec["shape"], spec["strides"])
+    return tensor.requires_grad_() if spec["requires_grad"] else tensor
+
+
+def _slot(spec: dict[str, Any], memory: mmap.mmap) -> torch.Tensor:
+    count = 1
+    for size in spec["shape"]:
+        count *= size
+    return _flat(memory, spec["offset"], count, DTYPES[spec["dtype"]]).view(spec["shape"])
+
+
+def _outputs(
+    returned: Any, slots: list[dict[str, Any]], inputs: dict[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    values = list(returned) if isinstance(returned, tuple | list) else [returned]
+    if len(values) != len(slots):
+        raise Refused(Outcome.ARITY, f"{len(values)} results, {len(slots)} declared")
+    for value, slot in zip(values, slots, strict=True):
+        _check(value, slot)
+        if any(_shares(value, tensor) for tensor in inputs.values()):
+            raise Refused(Outcome.ALIAS, f"{slot['name']} shares memory with an input")
+    return values
+
+
+def _check(value: Any, slot: dict[str, Any]) -> None:
+    if type(value) is not torch.Tensor or value.dtype != DTYPES[slot["dtype"]]:
+        got = getattr(value, "dtype", type(value).__name__)
+        raise Refused(Outcome.TYPE, f"{slot['name']} is {got}, declared {slot['dtype']}")
+    if list(value.shape) != slot["shape"]:
+        raise Refused(
+            Outcome.SHAPE, f"{slot['name']} is {list(value.shape)}, declared {slot['shape']}"
+        )
+
+
+def _shares(value: torch.Tensor, tensor: torch.Tensor) -> bool:
+    own, other = (t.untyped_storage() for t in (value, tensor))
+    return bool(value.numel() > 0 and own.data_ptr() == other.data_ptr())
+
+
+def _gradients(
+    values: list[torch.Tensor],
+    cotangents: list[torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    slots: list[dict[str, Any]],
+) -> list[torch.Tensor]:
+    if not slots:
+        return []
+    wanted = [inputs[slot["name"].removeprefix("d")] for slot in slots]
+    pairs = [(v, c) for v, c in zip(values, cotangents, strict=True) if v.requires_grad]
+    if not pairs:
+        raise Refused(Outcome.GRAD_MISSING, "no result depends on a differentiable input")
+    outputs, directions = zip(*pairs, strict=True)
+    gradients = torch.autograd.grad(outputs, wanted, directions, allow_unused=True)
+    for gradient, slot in zip(gradients, slots, strict=True):
+        if gradient is None:
+            raise Refused(Outcome.GRAD_MISSING, f"{slot['name']} is None")
+        _check(gradient, slot)
+    return list(gradients)
+
+
+def _return_inputs(
+    inputs: dict[str, torch.Tensor], order: dict[str, Any], memory: mmap.mmap
+) -> None:
+    """Copy device inputs back, so that a changed one shows; on the CPU they lie in the memory."""
+    if order["device"] == "cpu":
+        return
+    for spec in order["tensors"]:
+        flat = _flat(memory, spec["offset"], spec["storage"], DTYPES[spec["dtype"]])
+        flat.copy_(inputs[spec["name"]].detach().as_strided((spec["storage"],), (1,)))

@@ -1,0 +1,136 @@
+"""Contract files: faults with their places, edits with their direction."""
+
+from __future__ import annotations
+
+import pytest
+
+from bot.contract import Contract, edits, load
+from bot.errors import UserError
+from bot.policy import load as load_policy
+
+
+def faults(text: bytes) -> list[tuple[int, int, str]]:
+    with pytest.raises(UserError) as caught:
+        load(text, "c.yaml")
+    assert all(fault.path == "c.yaml" for fault in caught.value.faults)
+    return [(fault.line, fault.column, fault.message) for fault in caught.value.faults]
+
+
+def place(text: bytes, needle: str) -> tuple[int, int]:
+    """Line and column of the first occurrence, counted from 1."""
+    before = text.decode().split(needle)[0]
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+
+
+def edited(text: bytes, *pairs: tuple[str, str]) -> bytes:
+    result = text.decode()
+    for old, new in pairs:
+        assert old in result
+        result = result.replace(old, new, 1)
+    return result.encode()
+
+
+def test_five_faults_are_reported_at_once_each_at_its_place(contract_text: bytes) -> None:
+    broken = edited(
+        contract_text,
+        ("status: enforced", "status: inforced"),
+        ("owners:", "ovners:"),
+        ("x.dtype == fp16", "x.__class__"),
+        ("{D: 100}", "{E: 100}"),
+        ("fp32: 2.0e-7", "fp32: -1"),
+    )
+    found = faults(broken)
+    expected = {
+        place(broken, "status: inforced"): "status",
+        place(broken, "ovners"): "unknown key `ovners`",
+        place(broken, "when: x.__class__"): "__class__",
+        place(broken, "fp32: -1"): "greater than 0",
+        (1 + 1, 1): "`owners` is missing",
+    }
+    # `E` is only looked at once the file is well formed; it is a fault of its own below.
+    for (line, column), word in list(expected.items())[:4]:
+        assert any(f[:2] == (line, column) and word in f[2] for f in found), (word, found)
+    assert any("`owners` is missing" in message for _, _, message in found)
+    assert len(found) == 5
+
+
+def test_names_that_point_nowhere(contract_text: bytes) -> None:
+    broken = edited(
+        contract_text,
+        ("{D: 100}", "{E: 100}"),
+        ("dims: [B, T, H, D]\n", "dims: [B, T, H, Z]\n"),
+        ("gradients:\n      x:", "gradients:\n      z:"),
+        ('layout != "transposed"', 'lay_out != "transposed"'),
+        ("eps: {value: eps}", "eps: {}"),
+    )
+    found = faults(broken)
+    assert {place(broken, "E: 100")} <= {fault[:2] for fault in found}
+    messages = " / ".join(fault[2] for fault in found)
+    for word in ("`E`", "`Z`", "`z`", "`lay_out`", "`eps` must have", "no entry in `gradients`"):
+        assert word in messages
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (b"a: &x [1]\nb: *x\n", "anchors"),
+        (b"a: 1\na: 2\n", "stands twice"),
+        (b"a: [1\n", "expected"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"a: !!python/object:os.system x\n", ""),
+        (b"[" * 100 + b"]" * 100, "nested too deeply"),
+        (b"x" * (2 << 20), "limit"),
+        (b"", "object"),
+        (b"- 1\n", "object"),
+    ],
+)
+def test_yaml_that_is_no_contract(text: bytes, word: str) -> None:
+    assert word in " / ".join(message for _, _, message in faults(text))
+
+
+def test_policy_faults_have_places_too() -> None:
+    text = b"schema: fla-bot/policy@1\nsource_roots: []\nareas:\n"
+    text += b"  - {area: a, globs: ['!x']}\nwhat: 1\n"
+    with pytest.raises(UserError) as caught:
+        load_policy(text, "policy.yaml")
+    lines = [(fault.line, fault.message) for fault in caught.value.faults]
+    assert (5, "unknown key `what`") in lines
+    assert any(line == 2 and "source_roots" in message for line, message in lines)
+    assert sum("is missing" in message for _, message in lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("fp32: 2.0e-7", "fp32: 1.0e-7", "tighter"),
+        ("fp32: 2.0e-7", "fp32: 3.0e-7", "weaker"),
+        ("fp32: 2.0e-7, ", "", "weaker"),
+        ("D: 8192", "D: 16384", "tighter"),
+        ("D: 8192", "D: 4096", "weaker"),
+        ("repeat: exact", "repeat: within-budget", "weaker"),
+        ("status: enforced", "status: draft", "weaker"),
+        ('          d3: {set: {D: 3}, when: "x.shape[-1] <= 16"}\n', "", "weaker"),
+        (
+            "          full: {",
+            '          two: {set: {T: 2}, when: "x.shape[1] == 2"}\n          full: {',
+            "adds",
+        ),
+        ("    constraints:\n", '    constraints:\n      - width != "d3"\n', "weaker"),
+        (', "correctness:sm90"]', "]", "weaker"),
+        ("naive_l2norm\n", "other_l2norm\n", "weaker"),
+        ("tile: {B: 1, T: 16, H: 1}", "tile: {B: 1, T: 64, H: 1}", "weaker"),
+        ('owners: ["@fla-bot/kernels"]', 'owners: ["@me"]', "weaker"),
+    ],
+)
+def test_direction_of_an_edit(contract_text: bytes, old: str, new: str, kind: str) -> None:
+    trusted = load(contract_text, "c.yaml")
+    proposed = load(edited(contract_text, (old, new)), "c.yaml")
+    kinds = {edit.kind for edit in edits(trusted, proposed)}
+    assert kind in kinds
+    assert kind == "weaker" or "weaker" not in kinds
+
+
+def test_equal_contracts_have_no_edits(contract_text: bytes) -> None:
+    trusted = load(contract_text, "c.yaml")
+    assert edits(trusted, load(contract_text + b"# a comment\n", "c.yaml")) == []
+    assert isinstance(trusted, Contract)

@@ -1,0 +1,41 @@
+"""A repository with a short contract, and a way to run its interpreter lane on a hostile change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bot.change import Repository
+from bot.check import Request, analyse, report
+from bot.model import Report
+from bot.run import run_plan
+from tests.conftest import ROOT, Workbench
+
+KERNEL = "fla/modules/l2norm.py"
+Run = Callable[[str], Report]
+
+
+@pytest.fixture
+def run(kernels: Workbench) -> Run:
+    """Append code to the kernel file of a branch, run the lane, return the report."""
+    contract = (kernels.path / "contracts/l2norm.yaml").read_text()
+    lines = contract.splitlines(keepends=True)
+    dropped = ("          fp16:", "          bf16:", "          d60:", "          d100:")
+    dropped += ("          d512:", "          tiny:", "          large:", "          zeros:")
+    dropped += ("          one:", "          transposed:", '      - layout != "transposed"')
+    short = "".join(line for line in lines if not line.startswith(dropped))
+    short = short.replace("    constraints:\n", "")
+    policy = (kernels.path / "contracts/policy.yaml").read_text()
+    quick = policy.replace("call_timeout_s: 60", "call_timeout_s: 5")
+    kernels.commit({"contracts/l2norm.yaml": short, "contracts/policy.yaml": quick})
+    text = (ROOT / KERNEL).read_text()
+
+    def hostile(code: str) -> Report:
+        kernels.commit({KERNEL: f"{text}\n\n{code}\n"}, branch="hostile")
+        with Repository(kernels.path) as repository:
+            analysis = analyse(repository, Request("main", "hostile"))
+            run_plan(repository, analysis, lane=None, evidence_dir=None, progress=lambda _: None)
+            return report(repository, analysis, None)
+
+    return hostile

@@ -1,0 +1,138 @@
+"""Hostile and honest changes through the real interpreter lane."""
+
+from __future__ import annotations
+
+import pytest
+
+from bot.model import CheckState, Verdict
+from tests.gaming.conftest import Run
+
+ZEROS = "def l2norm(x, eps=1e-6):\n    return torch.zeros_like(x) * x.sum()"
+HOSTILE = {
+    "prints-a-verdict": (
+        'print(\'{"cell": {}}\\n{"end": {}}\\n{"verdict": "pass"}\', flush=True)\n' + ZEROS,
+        "budget",
+    ),
+    "exits-0-at-import": ("import os\nos._exit(0)", "worker-died"),
+    "exits-0-in-the-call": (
+        "import os\ndef l2norm(x, eps=1e-6):\n    os._exit(0)",
+        "worker-died",
+    ),
+    "answers-for-itself": (
+        "import os, socket, stat\n"
+        "for fd in range(3, 64):\n"
+        "    try:\n"
+        "        if stat.S_ISSOCK(os.fstat(fd).st_mode): os.write(fd, b'IRRRR')\n"
+        "    except OSError: pass\n" + ZEROS,
+        "protocol",
+    ),
+    "writes-past-its-slot": (
+        "import ctypes\n"
+        "_honest = l2norm\n"
+        "def l2norm(x, eps=1e-6):\n"
+        "    for line in open('/proc/self/maps'):\n"
+        "        if 'memfd:fla-bot' in line:\n"
+        "            start, end = (int(p, 16) for p in line.split()[0].split('-'))\n"
+        "            ctypes.memset(start, 7, 64)\n"
+        "    return _honest(x, eps)",
+        "guard",
+    ),
+    "fills-result-slots-itself": (
+        "import ctypes\n"
+        "def l2norm(x, eps=1e-6):\n"
+        "    for line in open('/proc/self/maps'):\n"
+        "        if 'memfd:fla-bot' in line:\n"
+        "            start, end = (int(p, 16) for p in line.split()[0].split('-'))\n"
+        "            ctypes.memset(start, 0, end - start)\n"
+        "    return x * 0.5",
+        "guard",
+    ),
+    "writes-past-its-allocation": (
+        "import ctypes\n"
+        "_honest = l2norm\n"
+        "def l2norm(x, eps=1e-6):\n"
+        "    y = torch.empty_like(x)\n"
+        "    ctypes.memset(y.data_ptr() + y.numel() * 4, 0, 64)\n"
+        "    return _honest(x, eps)",
+        "guard",
+    ),
+    "leaves-a-tile-unwritten": (
+        "def l2norm(x, eps=1e-6):\n"
+        "    y = torch.empty(x.shape, dtype=x.dtype)\n"
+        "    y[:, :-1] = (x / x.norm(dim=-1, keepdim=True))[:, :-1]\n"
+        "    return y",
+        "poison",
+    ),
+    "changes-its-input": (
+        "_honest = l2norm\n"
+        "def l2norm(x, eps=1e-6):\n"
+        "    y = _honest(x, eps)\n"
+        "    x.data.mul_(0)\n"
+        "    return y",
+        "input-mutated",
+    ),
+    "returns-its-input": ("def l2norm(x, eps=1e-6):\n    return x.view(x.shape)", "alias"),
+    "returns-a-subclass": (
+        "class Lazy(torch.Tensor): pass\n"
+        "_honest = l2norm\n"
+        "def l2norm(x, eps=1e-6):\n    return _honest(x, eps).as_subclass(Lazy)",
+        "type",
+    ),
+    "detaches-the-gradient": (
+        "_honest = l2norm\ndef l2norm(x, eps=1e-6):\n    return _honest(x.detach(), eps)",
+        "grad-missing",
+    ),
+    "differs-from-call-to-call": (
+        "_honest, _calls = l2norm, []\n"
+        "def l2norm(x, eps=1e-6):\n"
+        "    _calls.append(1)\n"
+        "    return _honest(x, eps) * (1 + len(_calls) * 1e-7)",
+        "repeat",
+    ),
+    "patches-comparison": (
+        "torch.equal = torch.allclose = lambda *a, **k: True\n" + ZEROS,
+        "budget",
+    ),
+    "slightly-wrong-in-one-tile": (
+        "_honest = l2norm\n"
+        "def l2norm(x, eps=1e-6):\n"
+        "    factor = torch.ones_like(x)\n"
+        "    factor[0, :1, 0] += 2e-6\n"
+        "    return _honest(x, eps) * factor",
+        "tile",
+    ),
+    "hangs": ("import time\ndef l2norm(x, eps=1e-6):\n    time.sleep(1e6)", "timeout"),
+    "raises": ("def l2norm(x, eps=1e-6):\n    raise MemoryError('no')", "raised"),
+    "shadow-module-in-the-tree": (
+        "import fla.torch_shadow",
+        "worker-died",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_change_is_red_for_the_right_reason(name: str, run: Run) -> None:
+    code, reason = HOSTILE[name]
+    report = run(code)
+    assert report.state is CheckState.FAILURE
+    failed = [row for row in report.rows if row.verdict is Verdict.FAIL]
+    assert reason in {row.reason.split(":")[0] for row in failed}
+    assert all(row.because.startswith("fla/modules/l2norm.py:") for row in failed)
+
+
+HONEST = {
+    "comment": "# nothing",
+    "prints-a-gigabyte": "for _ in range(4000): print('x' * 250_000)",
+    "other-order-of-sums": (
+        "def l2norm(x, eps=1e-6):\n"
+        "    return (x.double() * torch.rsqrt(x.double().square().sum(-1, True) + eps)).to(x.dtype)"
+    ),
+    "prints-a-verdict": 'print(\'{"verdict": "fail"}\', flush=True)',
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_change_is_green(name: str, run: Run) -> None:
+    report = run(HONEST[name])
+    assert report.state is CheckState.SUCCESS, [row.reason for row in report.rows]
+    assert sum(row.verdict is Verdict.PASS for row in report.rows) >= 4

@@ -1,0 +1,4 @@
+from .deep import reexported
+
+
+def renamed(x, new=None): ...
