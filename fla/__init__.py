@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Kernels of linear attention with the paths and signatures of flash-linear-attention."""

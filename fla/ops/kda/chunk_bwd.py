@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: MIT
+"""Backward of KDA inside a chunk: gradients of values and beta, then of queries, keys and gates."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla.ops.common.tile import chunk_span
+from fla.ops.kda.chunk_intra import level_factors, level_mask
+from fla.ops.kda.config import tile
+from fla.ops.kda.gate import gate_bwd_tile
+from fla.ops.kda.plan import ChunkPlan, KdaOptions, Scores, ValueGradients
+from fla.ops.utils.cumsum import cumsum_tile
+
+__all__ = ["kda_bwd_keys", "kda_bwd_values"]
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
+def kda_bwd_values_kernel(
+    v, o, do, b, P, E, dU,
+    dv, dbeta, dS, dA, cq, ck,
+    cu_seqlens, chunk_indices, T, NT,
+    HV, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+    NORM: tl.constexpr, SIGMOID: tl.constexpr, BETA_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr, VARLEN: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one value head: everything that contracts over value columns alone.
+
+    Grid: (chunks * HV,). With dX = dU - P^T diag(b) dU, the adjoint of the writes, writes
+    dv = diag(b) dX, dbeta = <E, dX>, the score gradients dS = tril(do U^T) and
+    dA = -stril(dv U^T) chunk-major, and under NORM the projections cq = <q, dq>, ck = <k, dk> on
+    the normalised rows, which are <do, o> and <U, dX> - <dv, v - E>: the backward of the norm then
+    needs no pass over all of K.
+    """
+    i_c, i_h = tl.program_id(0) // HV, tl.program_id(0) % HV
+    first, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, VARLEN)
+    if rows <= 0:
+        return
+    i_ch = i_c.to(tl.int64) * HV + i_h
+    o_t = tl.arange(0, BT)
+    m_t = o_t < rows
+    o_v = ((first + o_t) * HV + i_h) * V
+    o_tt = i_ch * (BT * BT) + o_t[:, None] * BT + o_t[None, :]
+    DT: tl.constexpr = E.dtype.element_ty
+
+    b_b = tl.load(b + i_ch * BT + o_t)
+    b_Pt = tl.trans(tl.load(P + o_tt))
+    b_dS = tl.zeros([BT, BT], dtype=tl.float32)
+    b_dA = tl.zeros([BT, BT], dtype=tl.float32)
+    b_db = tl.zeros([BT], dtype=tl.float32)
+    b_cq = tl.zeros([BT], dtype=tl.float32)
+    b_ck = tl.zeros([BT], dtype=tl.float32)
+    for i_v in range(tl.cdiv(V, BV)):
+        o_d = i_v * BV + tl.arange(0, BV)
+        m_d = o_d < V
+        m_td = m_t[:, None] & m_d[None, :]
+        o_td = i_ch * (BT * V) + o_t[:, None] * V + o_d[None, :]
+        b_e = tl.load(E + o_td, mask=m_d[None, :], other=0.0).to(tl.float32)
+        b_du = tl.load(dU + o_td, mask=m_d[None, :], other=0.0).to(tl.float32)
+        b_do = tl.load(do + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0)
+        b_dx = b_du - tl.dot(b_Pt, (b_b[:, None] * b_du).to(DT), input_precision=PRECISION)
+        b_dv = b_b[:, None] * b_dx
+        b_u = b_b[:, None] * b_e
+        tl.store(dv + o_v[:, None] + o_d[None, :], b_dv.to(dv.dtype.element_ty), mask=m_td)
+        b_db += tl.sum(b_e * b_dx, 1)
+        b_ut = tl.trans(b_u.to(DT))
+        b_dS += tl.dot(b_do, b_ut, input_precision=PRECISION)
+        b_dA -= tl.dot(b_dv.to(DT), b_ut, input_precision=PRECISION)
+        if NORM:
+            b_v = tl.load(v + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0).to(tl.float32)
+            b_o = tl.load(o + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0).to(tl.float32)
+            b_cq += tl.sum(b_do.to(tl.float32) * b_o, 1)
+            b_ck += tl.sum(b_u * b_dx - b_dv * (b_v - b_e), 1)
+    if NORM:
+        tl.store(cq + i_ch * BT + o_t, b_cq)
+        tl.store(ck + i_ch * BT + o_t, b_ck)
+    if SIGMOID:
+        b_db *= b_b * (1.0 - b_b / BETA_SCALE)
+    tl.store(dbeta + (first + o_t) * HV + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
+    b_dS = tl.where(o_t[:, None] >= o_t[None, :], b_dS, 0.0)
+    b_dA = tl.where(o_t[:, None] > o_t[None, :], b_dA, 0.0)
+    tl.store(dS + o_tt, b_dS.to(DT))
+    tl.store(dA + o_tt, b_dA.to(DT))
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
+def kda_bwd_keys_kernel(
+    q, k, g, G, b, rq, rk, h, dh, E, dv, do, dS, dA, cq, ck, A_log, dt_bias,
+    dq, dk, dg, dA_log, dbias,
+    cu_seqlens, chunk_indices,
+    scale, lower_bound, T, NT,
+    H, HV, K: tl.constexpr, V: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATE: tl.constexpr, HAS_A: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr,
+    LEVELS: tl.constexpr, MID_LEVEL: tl.constexpr, MATRIX_SUM: tl.constexpr,
+    PRECISION: tl.constexpr, VARLEN: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one value head and BK key columns: gradients of queries, keys and gates.
+
+    Grid: (chunks * HV * cdiv(K, BK),). dk is gathered apart for a key's two roles, reading the
+    state (kr) and writing to it (kc), because the decay's gradient is q dq + k kr - k kc, summed from a
+    row to the chunk's end. dq, dk [B, T, HV, K] (per value head), dg [B, T, HV, K] of the raw gate;
+    dA_log [chunks, HV, NK] and dbias [chunks, HV, K] are this chunk's sums.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    i_k, i_h = tl.program_id(0) % NK, (tl.program_id(0) // NK) % HV
+    i_c = tl.program_id(0) // (NK * HV)
+    first, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, VARLEN)
+    if rows <= 0:
+        return
+    i_ch = i_c.to(tl.int64) * HV + i_h
+    i_hk = i_h // (HV // H)
+    o_t = tl.arange(0, BT)
+    m_t = o_t < rows
+    o_k = i_k * BK + tl.arange(0, BK)
+    m_k = o_k < K
+    m_tk = m_t[:, None] & m_k[None, :]
+    o_v = ((first + o_t) * HV + i_h) * V
+    o_q = ((first + o_t) * H + i_hk)[:, None] * K + o_k[None, :]
+    o_g = ((first + o_t) * HV + i_h)[:, None] * K + o_k[None, :]
+    o_tt = i_ch * (BT * BT) + o_t[:, None] * BT + o_t[None, :]
+    p_G = G + i_ch * BT * K
+    DT: tl.constexpr = k.dtype.element_ty
+
+    b_b = tl.load(b + i_ch * BT + o_t)
+    b_dq = tl.zeros([BT, BK], dtype=tl.float32)
+    b_kr = tl.zeros([BT, BK], dtype=tl.float32)
+    b_kc = tl.zeros([BT, BK], dtype=tl.float32)
+    b_hh = tl.zeros([BK], dtype=tl.float32)
+    for i_v in range(tl.cdiv(V, BV)):
+        o_d = i_v * BV + tl.arange(0, BV)
+        m_d = o_d < V
+        m_td = m_t[:, None] & m_d[None, :]
+        o_kd = i_ch * (K * V) + o_k[:, None] * V + o_d[None, :]
+        m_kd = m_k[:, None] & m_d[None, :]
+        b_h = tl.load(h + o_kd, mask=m_kd, other=0.0)
+        b_dh = tl.load(dh + o_kd, mask=m_kd, other=0.0)
+        b_do = tl.load(do + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0)
+        b_dv = tl.load(dv + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0)
+        b_e = tl.load(
+            E + i_ch * (BT * V) + o_t[:, None] * V + o_d[None, :], mask=m_d[None, :], other=0.0
+        )
+        b_hh += tl.sum(b_h.to(tl.float32) * b_dh.to(tl.float32), 1)
+        b_ht = tl.trans(b_h)
+        b_dq += tl.dot(b_do, b_ht, input_precision=PRECISION)
+        b_kr -= tl.dot(b_dv, b_ht, input_precision=PRECISION)
+        b_u = (b_b[:, None] * b_e).to(DT)
+        b_kc += tl.dot(b_u, tl.trans(b_dh), input_precision=PRECISION)
+
+    b_G = tl.load(p_G + o_t[:, None] * K + o_k[None, :], mask=m_k[None, :], other=0.0)
+    b_last = tl.load(p_G + (BT - 1) * K + o_k, mask=m_k, other=0.0)
+    b_q = tl.load(q + o_q, mask=m_tk, other=0.0).to(tl.float32)
+    b_k = tl.load(k + o_q, mask=m_tk, other=0.0).to(tl.float32)
+    if NORM:
+        b_q *= tl.load(rq + i_ch * BT + o_t)[:, None]
+        b_k *= tl.load(rk + i_ch * BT + o_t)[:, None]
+    b_decay = tl.exp2(b_G)
+    b_dq *= b_decay * scale
+    b_kr *= b_decay
+    b_kc *= tl.exp2(b_last[None, :] - b_G)
+    b_tail = tl.exp2(b_last) * b_hh + tl.sum(b_k * b_kc, 0)
+
+    # The scale of dS enters here: S = scale <q, .>, and dq is taken with respect to q.
+    b_diag = scale * tl.load(dS + i_ch * (BT * BT) + o_t * (BT + 1)).to(tl.float32)
+    # Two loops, though they share factors: together their tiles would not fit into registers.
+    for level in range(LEVELS):
+        b_row, b_col = level_factors(b_G, p_G, o_t, o_k, m_k, K, level, BT, MID_LEVEL)
+        m_pair = level_mask(o_t, level, BT, MID_LEVEL)
+        b_s = tl.where(m_pair, tl.load(dS + o_tt), 0.0)
+        b_a = tl.where(m_pair, tl.load(dA + o_tt), 0.0)
+        b_x = (b_k * b_col).to(DT)
+        b_dq += b_row * scale * tl.dot(b_s, b_x, input_precision=PRECISION)
+        b_kr += b_row * tl.dot(b_a, b_x, input_precision=PRECISION)
+    for level in range(LEVELS):
+        b_row, b_col = level_factors(b_G, p_G, o_t, o_k, m_k, K, level, BT, MID_LEVEL)
+        m_pair = level_mask(o_t, level, BT, MID_LEVEL)
+        b_s = tl.where(m_pair, tl.load(dS + o_tt), 0.0)
+        b_a = tl.where(m_pair, tl.load(dA + o_tt), 0.0)
+        b_y = tl.dot(tl.trans(b_s), (scale * b_q * b_row).to(DT), input_precision=PRECISION)
+        b_y = tl.dot(tl.trans(b_a), (b_k * b_row).to(DT), b_y, input_precision=PRECISION)
+        b_kc += b_col * b_y
+
+    b_dG = b_q * b_dq + b_k * (b_kr - b_kc)
+    b_dy = cumsum_tile(b_dG, BT, True, MATRIX_SUM) + b_tail[None, :]
+    if GATE == 0:
+        tl.store(dg + o_g, b_dy.to(dg.dtype.element_ty), mask=m_tk)
+    else:
+        b_g = tl.load(g + o_g, mask=m_tk, other=0.0).to(tl.float32)
+        b_dg, b_dAe = gate_bwd_tile(
+            b_g, b_dy, A_log, dt_bias, i_h, o_k, m_k, lower_bound, K, GATE, HAS_A, HAS_BIAS
+        )
+        tl.store(dg + o_g, b_dg.to(dg.dtype.element_ty), mask=m_tk)
+        if HAS_A:
+            tl.store(dA_log + i_ch * NK + i_k, tl.sum(tl.where(m_tk, b_dAe, 0.0)))
+        if HAS_BIAS:
+            b_sum = tl.sum(tl.where(m_tk, b_dg, 0.0), 0)
+            tl.store(dbias + i_ch * K + o_k, b_sum, mask=m_k)
+
+    b_dk = b_kr + b_kc + b_diag[:, None] * b_q
+    b_dq += b_diag[:, None] * b_k
+    if NORM:
+        b_dq = tl.load(rq + i_ch * BT + o_t)[:, None] * (
+            b_dq - b_q * tl.load(cq + i_ch * BT + o_t)[:, None]
+        )
+        b_dk = tl.load(rk + i_ch * BT + o_t)[:, None] * (
+            b_dk - b_k * tl.load(ck + i_ch * BT + o_t)[:, None]
+        )
+    tl.store(dq + o_g, b_dq.to(dq.dtype.element_ty), mask=m_tk)
+    tl.store(dk + o_g, b_dk.to(dk.dtype.element_ty), mask=m_tk)
+
+
+def kda_bwd_values(
+    plan: ChunkPlan,
+    options: KdaOptions,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    do: torch.Tensor,
+    beta: torch.Tensor,
+    scores: Scores,
+    E: torch.Tensor,
+    dU: torch.Tensor,
+) -> ValueGradients:
+    """Gradients that contract over value columns.
+
+    Args:
+        plan (ChunkPlan): sizes and chunk tables.
+        options (KdaOptions): which parts run in the kernel.
+        v (torch.Tensor): `[B, T, HV, V]`.
+        o (torch.Tensor): `[B, T, HV, V]`, output of the forward.
+        do (torch.Tensor): `[B, T, HV, V]`.
+        beta (torch.Tensor): `[B, T, HV]` as given by the caller; its gradient has this dtype.
+        scores (Scores): result of `kda_fwd_intra`.
+        E (torch.Tensor): `[chunks, HV, BT, V]`, errors.
+        dU (torch.Tensor): `[chunks, HV, BT, V]`, gradient of the writes.
+
+    Returns:
+        ValueGradients: see there.
+    """
+    tiles = (plan.chunks, plan.HV, plan.BT)
+    rows = {"dtype": torch.float32, "device": v.device}
+    out = ValueGradients(
+        dv=torch.empty_like(v),
+        dbeta=torch.empty_like(beta),
+        dS=E.new_empty(*tiles, plan.BT),
+        dA=E.new_empty(*tiles, plan.BT),
+        cq=torch.empty(tiles, **rows) if options.norm else None,
+        ck=torch.empty(tiles, **rows) if options.norm else None,
+    )
+    t = tile("values", plan)
+    if plan.chunks * plan.HV:
+        kda_bwd_values_kernel[(plan.chunks * plan.HV,)](
+            v, o, do, scores.b, scores.P, E, dU,
+            out.dv, out.dbeta, out.dS, out.dA, out.cq, out.ck,
+            plan.cu_seqlens, plan.chunk_indices, plan.T, plan.NT,
+            HV=plan.HV, V=plan.V, BT=plan.BT, BV=t.BV,
+            NORM=options.norm, SIGMOID=options.sigmoid, BETA_SCALE=options.beta_scale,
+            PRECISION=plan.precision, VARLEN=plan.varlen, **t.schedule,
+        )  # fmt: skip
+    return out
+
+
+def kda_bwd_keys(
+    plan: ChunkPlan,
+    options: KdaOptions,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    g: torch.Tensor,
+    do: torch.Tensor,
+    A_log: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    scores: Scores,
+    h: torch.Tensor,
+    dh: torch.Tensor,
+    E: torch.Tensor,
+    values: ValueGradients,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of queries, keys, gates and the gate's parameters.
+
+    Args:
+        plan (ChunkPlan): sizes and chunk tables.
+        options (KdaOptions): which parts run in the kernel.
+        q (torch.Tensor): `[B, T, H, K]`.
+        k (torch.Tensor): `[B, T, H, K]`.
+        g (torch.Tensor): `[B, T, HV, K]` as given by the caller.
+        do (torch.Tensor): `[B, T, HV, V]`.
+        A_log (torch.Tensor): HV elements or None.
+        dt_bias (torch.Tensor): HV * K elements or None.
+        scores (Scores): result of `kda_fwd_intra`.
+        h (torch.Tensor): `[chunks, HV, K, V]`, states before each chunk.
+        dh (torch.Tensor): `[chunks, HV, K, V]`, gradients of the states after each chunk.
+        E (torch.Tensor): `[chunks, HV, BT, V]`, errors.
+        values (ValueGradients): result of `kda_bwd_values`.
+
+    Returns:
+        dq, dk, dg, dA_log, ddt_bias, in their inputs' shapes and dtypes.
+    """
+    grouped = plan.HV != plan.H
+    B, T = g.shape[:2]
+    dq, dk = (
+        torch.empty(B, T, plan.HV, plan.K, device=x.device, dtype=torch.float32)
+        if grouped
+        else torch.empty_like(x)
+        for x in (q, k)
+    )
+    dg = torch.empty_like(g)
+    t = tile("keys", plan)
+    NK = triton.cdiv(plan.K, t.BK)
+    rows = {"dtype": torch.float32, "device": q.device}
+    # Padding chunks of use_graph write nothing, so their sums have to be there beforehand.
+    new = torch.zeros if plan.padded else torch.empty
+    dA = new(plan.chunks, plan.HV, NK, **rows) if A_log is not None else None
+    db = new(plan.chunks, plan.HV, plan.K, **rows) if dt_bias is not None else None
+    levels, mid = plan.levels(options.safe)
+    if plan.chunks * plan.HV:
+        kda_bwd_keys_kernel[(plan.chunks * plan.HV * NK,)](
+            q, k, g, scores.G, scores.b, scores.rq, scores.rk, h, dh, E, values.dv, do,
+            values.dS, values.dA, values.cq, values.ck, A_log, dt_bias,
+            dq, dk, dg, dA, db,
+            plan.cu_seqlens, plan.chunk_indices,
+            options.scale, options.lower_bound or 0.0, plan.T, plan.NT,
+            H=plan.H, HV=plan.HV, K=plan.K, V=plan.V, BT=plan.BT, BK=t.BK, BV=t.BV,
+            GATE=options.gate, HAS_A=A_log is not None, HAS_BIAS=dt_bias is not None,
+            NORM=options.norm, LEVELS=levels, MID_LEVEL=mid, MATRIX_SUM=not plan.full_precision,
+            PRECISION=plan.precision, VARLEN=plan.varlen, **t.schedule,
+        )  # fmt: skip
+    if grouped:
+        dq, dk = (
+            x.view(B, T, plan.H, plan.HV // plan.H, plan.K).sum(3).to(like.dtype)
+            for x, like in ((dq, q), (dk, k))
+        )
+    if A_log is not None:
+        dA = dA.sum((0, 2)).reshape(A_log.shape).to(A_log.dtype)
+    if dt_bias is not None:
+        db = db.sum(0).reshape(dt_bias.shape).to(dt_bias.dtype)
+    return dq, dk, dg, dA, db

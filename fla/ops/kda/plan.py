@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""What the parts of chunked KDA hand to one another: sizes, options and intermediate tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["ChunkPlan", "Factors", "KdaOptions", "Scores", "ValueGradients"]
+
+
+@dataclass(frozen=True, slots=True)
+class KdaOptions:
+    """Choices of one call that the kernels are compiled for.
+
+    gate is 0 (none), 1 (softplus) or 2 (bounded sigmoid); safe promises decays in [-5, 0) a step.
+    """
+
+    scale: float
+    gate: int
+    lower_bound: float | None
+    norm: bool
+    sigmoid: bool
+    beta_scale: float
+    safe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """Sizes of one call and the tables that place chunks on tokens.
+
+    Dense: NT chunks a batch entry, no tables. Varlen: chunk_indices `[chunks, 2]` (sequence, chunk
+    in it) and chunk_offsets `[sequences + 1]`; padded says that chunk_indices may hold rows without
+    a sequence, and that tokens may belong to none.
+    """
+
+    T: int
+    H: int
+    HV: int
+    K: int
+    V: int
+    BT: int
+    NT: int
+    chunks: int
+    sequences: int
+    dtype: torch.dtype
+    cu_seqlens: torch.Tensor | None = None
+    chunk_indices: torch.Tensor | None = None
+    chunk_offsets: torch.Tensor | None = None
+    padded: bool = False
+
+    @property
+    def varlen(self) -> bool:
+        """Whether sequences are packed."""
+        return self.cu_seqlens is not None
+
+    @property
+    def full_precision(self) -> bool:
+        """Whether operands are fp32, which halves the tiles that fit."""
+        return self.dtype == torch.float32
+
+    @property
+    def precision(self) -> str:
+        """How matrix units treat fp32 operands; half operands ignore it."""
+        return "tf32x3" if self.full_precision else "tf32"
+
+    @property
+    def solve_precision(self) -> str:
+        """The same for the triangular solve: tf32 is finer than a result kept in bf16."""
+        return "tf32" if self.dtype == torch.bfloat16 else "tf32x3"
+
+    def levels(self, safe: bool) -> tuple[int, int]:
+        """Number of score levels, and the one whose offset lies in mid-block (-1: none).
+
+        fp16 cannot hold the factors of the mid-block level, so it always takes the exact levels.
+        """
+        depth = self.BT.bit_length() - 1
+        if safe and self.dtype != torch.float16:
+            return depth - 3, depth - 4
+        return depth, -1
+
+    def new_state(self, device: torch.device, state_v_first: bool) -> torch.Tensor:
+        """Uninitialised fp32 states of all sequences."""
+        shape = (self.V, self.K) if state_v_first else (self.K, self.V)
+        return torch.empty(self.sequences, self.HV, *shape, dtype=torch.float32, device=device)
+
+
+@dataclass(slots=True)
+class Scores:
+    """Decays, norms and score matrices of all chunks, chunk-major `[chunks, HV, BT, ...]`.
+
+    G is the cumulative decay in base 2 (fp32), b the beta in force, rq and rk the inverse norms of
+    query and key rows, P = (I + A diag(b))^-1 A for the key scores A, S the scaled query scores.
+    """
+
+    G: torch.Tensor
+    b: torch.Tensor
+    rq: torch.Tensor | None
+    rk: torch.Tensor | None
+    P: torch.Tensor
+    S: torch.Tensor
+
+
+@dataclass(slots=True)
+class Factors:
+    """What the state passes read: W, KE, QD `[chunks, HV, BT, K]` and E `[chunks, HV, BT, V]`."""
+
+    W: torch.Tensor
+    KE: torch.Tensor
+    QD: torch.Tensor
+    E: torch.Tensor
+
+
+@dataclass(slots=True)
+class ValueGradients:
+    """Gradients of values and beta, of the score matrices, and the norms' projections."""
+
+    dv: torch.Tensor
+    dbeta: torch.Tensor
+    dS: torch.Tensor
+    dA: torch.Tensor
+    cq: torch.Tensor | None
+    ck: torch.Tensor | None

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Tables, scans and solves that ops are built from."""
