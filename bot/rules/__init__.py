@@ -1,6 +1,10 @@
 """Static checks, one module a rule: its name gives code and name, its docstring is the manual.
 
-A rule yields hits and knows nothing of other rules.
+A rule knows nothing of other rules. It has one of two functions. `check(sources, paths)` yields
+hits in one tree. It is given the files that the change touches, unless the rule has a function
+`suspects(context)` that yields hits at head where the change can have caused some; where there
+are any, `check` looks at the merge base, and what stood there is not reported.
+`compare(context)` yields hits of the change itself.
 """
 
 # SPDX-License-Identifier: MIT
@@ -8,16 +12,26 @@ A rule yields hits and knows nothing of other rules.
 from __future__ import annotations
 
 import importlib
+import io
 import pkgutil
+import re
+import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from bot.contract import Contract
+from bot.impact import Impact
 from bot.kernels import Sources
-from bot.model import Change, Confidence, Finding, Severity
+from bot.model import Change, Confidence, Finding, Severity, Suppression
+from bot.policy import Policy
+from bot.source import Summary
 
-__all__ = ["Context", "Hit", "code_of", "findings", "rules"]
+__all__ = ["Context", "Hit", "Result", "Tree", "code_of", "explain", "inspect", "rules", "touched"]
+
+_IGNORE = re.compile(r"#\s*fla-bot:\s*ignore\[([A-Z0-9, ]+)\]\s*(.*)")
+_UNREADABLE = ("API000", "unreadable-source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +42,38 @@ class Hit:
     line: int
     end_line: int
     message: str
+    witness: str = ""
+    severity: Severity = Severity.ERROR
+    confidence: Confidence = Confidence.HIGH
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The Python files of one side: parsed on demand, and summaries of all of them."""
+
+    sources: Sources
+    summaries: Mapping[str, Summary]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a rule may look at: the Python files of one tree, and the paths to report on."""
+    """What a rule may look at. `everything`: report what was there before, too (`--all`)."""
 
-    sources: Sources
-    paths: tuple[str, ...]
+    change: Change
+    policy: Policy
+    contracts: Mapping[str, Contract]
+    base: Tree
+    head: Tree
+    impact: Impact
+    everything: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Findings, and the suppressions that the change adds (each needs a person's word)."""
+
+    findings: list[Finding]
+    suppressions: list[Suppression]
 
 
 def rules() -> list[ModuleType]:
@@ -50,43 +88,60 @@ def code_of(rule: ModuleType) -> tuple[str, str]:
     return code.upper(), name.replace("_", "-")
 
 
-def findings(
-    change: Change, base: Mapping[str, bytes | None], head: Mapping[str, bytes | None]
-) -> list[Finding]:
-    """What the rules find at head and did not find at the merge base."""
-    files = [file for file in change.files if file.path.endswith(".py")]
-    new = Context(Sources(head), tuple(f.path for f in files if f.status != "deleted"))
-    old = Context(Sources(base), tuple(f.old_path for f in files if f.status != "added"))
-    renamed = {file.old_path: file.path for file in files}
-    result = [_unreadable(path, head[path]) for path in new.paths if head.get(path) is not None]
-    found = [finding for finding in result if finding is not None]
+def explain(word: str) -> str | None:
+    """The manual of a rule, by code or name."""
     for rule in rules():
-        found += _added(rule, rule.check(new), rule.check(old), renamed)
-    return sorted(found, key=lambda finding: (finding.path, finding.line, finding.code))
-
-
-def _unreadable(path: str, text: bytes | None) -> Finding | None:
-    """A file that cannot be parsed is itself a finding: no rule has seen it."""
-    import ast
-
-    try:
-        ast.parse(text or b"")
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", None) or 1
-        reason = getattr(error, "msg", None) or str(error)
-        return _finding(("API000", "unreadable-source"), Hit(path, line, line, reason))
+        code, name = code_of(rule)
+        if word.lower() in (code.lower(), name):
+            return f"{code} {name}\n\n{(rule.__doc__ or '').strip()}"
     return None
 
 
-def _added(
-    rule: ModuleType, new: Iterable[Hit], old: Iterable[Hit], renamed: Mapping[str, str]
-) -> Iterator[Finding]:
+def inspect(context: Context) -> Result:
+    """Run every rule and take out what is suppressed on its line."""
+    found = list(_unreadable(context))
+    for rule in rules():
+        hits = rule.compare(context) if hasattr(rule, "compare") else _added(rule, context)
+        found += [_finding(code_of(rule), hit) for hit in hits]
+    found.sort(key=lambda finding: (finding.path, finding.line, finding.code))
+    return _suppressed(context, found)
+
+
+def _unreadable(context: Context) -> Iterator[Finding]:
+    """A file that cannot be parsed is itself a finding: no rule has seen it."""
+    for path in touched(context):
+        fault = context.head.summaries[path].fault
+        if fault is not None:
+            line = max(1, fault.line)
+            yield _finding(_UNREADABLE, Hit(path, line, line, fault.message))
+
+
+def touched(context: Context) -> list[str]:
+    """The Python files whose own lines the change touches, or all of them."""
+    if context.everything:
+        return sorted(context.head.summaries)
+    return [file.path for file in context.change.files if file.path in context.head.summaries]
+
+
+def _added(rule: ModuleType, context: Context) -> Iterator[Hit]:
+    """Hits at head without those that stood at the merge base."""
+    if hasattr(rule, "suspects"):
+        found = list(rule.suspects(context))
+    else:
+        found = list(rule.check(context.head.sources, touched(context)))
+    if context.everything or not found:
+        yield from found
+        return
+    renamed = {file.old_path: file.path for file in context.change.files}
+    back = {new: old for old, new in renamed.items()}
+    before = sorted({back.get(hit.path, hit.path) for hit in found})
+    old = rule.check(context.base.sources, [p for p in before if p in context.base.summaries])
     known = Counter((renamed.get(hit.path, hit.path), hit.message) for hit in old)
-    for hit in new:
+    for hit in found:
         if known[hit.path, hit.message]:
             known[hit.path, hit.message] -= 1
         else:
-            yield _finding(code_of(rule), hit)
+            yield hit
 
 
 def _finding(rule: tuple[str, str], hit: Hit) -> Finding:
@@ -96,10 +151,54 @@ def _finding(rule: tuple[str, str], hit: Hit) -> Finding:
         path=hit.path,
         line=hit.line,
         end_line=hit.end_line,
-        severity=Severity.ERROR,
-        confidence=Confidence.HIGH,
+        severity=hit.severity,
+        confidence=hit.confidence,
         message=hit.message,
+        witness=hit.witness,
     )
 
 
-Check = Callable[[Context], Iterator[Hit]]
+def _suppressed(context: Context, found: Sequence[Finding]) -> Result:
+    paths = {finding.path for finding in found} | set(touched(context))
+    notes = {path: _notes(context.head.sources.files.get(path)) for path in paths}
+    kept = [
+        finding
+        for finding in found
+        if not any(
+            finding.code in notes[finding.path].get(line, ({}, ""))[0]
+            for line in range(finding.line, finding.end_line + 1)
+        )
+    ]
+    return Result(kept, list(_new_suppressions(context, notes)))
+
+
+def _notes(text: bytes | None) -> dict[int, tuple[set[str], str]]:
+    """Suppression comments with a reason, by line: codes and reason."""
+    if text is None or b"fla-bot:" not in text:
+        return {}
+    notes = {}
+    try:
+        for token in tokenize.tokenize(io.BytesIO(text).readline):
+            match = _IGNORE.match(token.string) if token.type == tokenize.COMMENT else None
+            if match and match[2].strip():
+                codes = {code.strip() for code in match[1].split(",")}
+                notes[token.start[0]] = (codes, match[2].strip())
+    except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
+        return {}
+    return notes
+
+
+def _new_suppressions(
+    context: Context, notes: Mapping[str, Mapping[int, tuple[set[str], str]]]
+) -> Iterator[Suppression]:
+    if context.everything:
+        return
+    for file in context.change.files:
+        old = _notes(context.base.sources.files.get(file.old_path))
+        known = Counter((*sorted(codes), reason) for codes, reason in old.values())
+        for line, (codes, reason) in sorted(notes.get(file.path, {}).items()):
+            key = (*sorted(codes), reason)
+            if known[key]:
+                known[key] -= 1
+            else:
+                yield Suppression(path=file.path, line=line, codes=sorted(codes), reason=reason)

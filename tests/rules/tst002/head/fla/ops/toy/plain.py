@@ -1,0 +1,2 @@
+def toy_shape(x):
+    return tuple(x.shape)
