@@ -6,26 +6,42 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from bot.contract import WORDS, Arg, Contract, EntryPoint
+from bot.contract import DTYPES, FAMILIES, WORDS, Arg, Contract, EntryPoint, Output, Plain
 from bot.errors import UserError
 from bot.expression import ExpressionError, expression
 from bot.model import Cell
 
 __all__ = [
-    "Call", "Result", "TensorArg", "TensorView", "axis_values", "call", "cells", "fits_lane",
+    "Call",
+    "Result",
+    "TensorArg",
+    "TensorView",
+    "axis_values",
+    "call",
+    "cells",
+    "check_cells",
+    "fits_lane",
+    "layout",
+    "remember",
+    "row_major",
 ]  # fmt: skip
+
+Settings = Mapping[str, Plain]
 
 MAX_ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class TensorArg:
-    """A tensor to be made: a strided view of `storage` elements drawn from `family` by `seed`."""
+    """A tensor to be made: a strided view of `storage` elements drawn from `family` by `seed`.
+
+    `content` are its elements where the contract states them. `written`: the call changes it.
+    `host`: it stays in the host's memory.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -33,18 +49,28 @@ class TensorArg:
     storage: int
     dtype: str
     family: str
+    content: tuple[int, ...] | None
     requires_grad: bool
+    constant: bool
+    written: bool
+    host: bool
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An output or gradient that a call must give; `tile` has one step per axis, 0 for whole."""
+    """An output, a written argument or a gradient that a call must give.
+
+    `tile` has one step per axis, 0 for whole. `present` is false where None is due, or where the
+    argument `alias` is returned itself.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     tile: tuple[int, ...]
+    present: bool = True
+    alias: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +82,17 @@ class Call:
     reference: str
     dtype: str
     tensors: tuple[TensorArg, ...]
-    plain: dict[str, bool | int | float | str | None]
+    plain: dict[str, Plain]
     outputs: tuple[Result, ...]
+    written: tuple[Result, ...]
     gradients: tuple[Result, ...]
+    inference: bool
     seed: int
 
-    def data(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """All tensors that are compared."""
+        return tuple(r for r in (*self.outputs, *self.written, *self.gradients) if r.present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +120,29 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def cells(contract: Contract, entry_point: str) -> list[Cell]:
+def cells(contract: Contract, entry_point: str) -> tuple[Cell, ...]:
     """The cells that evidence must cover: every allowed pair of axis values, and the listed ones.
 
-    The same contract gives the same cells in the same order.
+    The same contract gives the same cells in the same order. A draft without axes has none.
     """
-    return list(_cells(contract.entry_points[entry_point].model_dump_json(), entry_point))
+    key = (contract.fingerprint, entry_point)
+    if key not in _known:
+        _known[key] = _cells(contract.entry_points[entry_point], entry_point)
+    return _known[key]
 
 
-@lru_cache(maxsize=64)
-def _cells(point_json: str, name: str) -> tuple[Cell, ...]:
-    point = EntryPoint.model_validate_json(point_json)
+_known: dict[tuple[str, str], tuple[Cell, ...]] = {}
+
+
+def remember(contract: Contract, entry_point: str, rows: list[list[list[str]]]) -> None:
+    """Take over what an earlier process computed for the same contract."""
+    found = tuple(Cell(entry_point, tuple((a, v) for a, v in row)) for row in rows)
+    _known[contract.fingerprint, entry_point] = found
+
+
+def _cells(point: EntryPoint, name: str) -> tuple[Cell, ...]:
+    if not point.axes:
+        return ()
     rows = [_listed(point, row) for row in [{}, *point.listed]]
     rows += _pairwise(point)
     unique = {tuple(row.items()): Cell(name, tuple(row.items())) for row in rows}
@@ -114,6 +155,23 @@ def _listed(point: EntryPoint, row: Mapping[str, str]) -> dict[str, str]:
 
 def _allowed(point: EntryPoint, row: Mapping[str, str]) -> bool:
     return all(expression(text)(row) for text in point.constraints)
+
+
+def check_cells(contract: Contract) -> list[str]:
+    """What is wrong with the cells: a constraint without a value, a call that cannot be built."""
+    faults = []
+    for name in contract.entry_points:
+        try:
+            found = cells(contract, name)
+        except ExpressionError as error:
+            faults.append(f"{name}: {error}")
+            continue
+        for cell in found:
+            try:
+                call(contract, cell, 0)
+            except UserError as error:
+                faults += [str(fault) for fault in error.faults]
+    return list(dict.fromkeys(faults))
 
 
 def _pairwise(point: EntryPoint) -> list[dict[str, str]]:
@@ -148,56 +206,86 @@ def fits_lane(cell: Cell, excludes: Mapping[str, str]) -> str | None:
     return None
 
 
-def call(contract: Contract, cell: Cell, seed: int) -> Call:
-    """Build the call of a cell; `seed` fixes all values in it."""
+def call(contract: Contract, cell: Cell, seed: int, overrides: Settings | None = None) -> Call:
+    """Build the call of a cell; `seed` fixes all values in it.
+
+    `overrides` are variables set after the cell's own, as benchmark rows do.
+    """
     point = contract.entry_points[cell.entry_point]
-    variables = {**WORDS, **point.variables}
-    for axis, value in cell.values:
-        variables |= point.axes[axis].values[value].set
     try:
+        variables = _variables(point, cell, overrides or {})
         return _build(point, cell, variables, seed)
     except ExpressionError as error:
         raise UserError(f"contract {contract.op}, cell {cell.id}: {error}") from error
 
 
+def _variables(point: EntryPoint, cell: Cell, overrides: Settings) -> dict[str, Any]:
+    variables: dict[str, Any] = {**WORDS, **point.variables}
+    for axis, value in cell.values:
+        variables |= point.axes[axis].values[value].set
+    variables |= overrides
+    for name, text in point.derived.items():
+        variables[name] = expression(text)(variables)
+    return variables
+
+
 def _build(point: EntryPoint, cell: Cell, variables: dict[str, Any], seed: int) -> Call:
     backward = bool(variables["backward"])
     tensors: list[TensorArg] = []
-    plain: dict[str, bool | int | float | str | None] = {}
+    plain: dict[str, Plain] = {}
     for name, spec in point.args.items():
         if not expression(spec.present)(variables):
             plain[name] = None
-        elif spec.dims is None:
-            plain[name] = (
-                expression(spec.value)(variables) if isinstance(spec.value, str) else spec.value
-            )
-        else:
+        elif spec.dims is not None:
             tensors.append(_tensor(name, spec, variables, seed, backward=backward))
-    outputs = tuple(
-        Result(
-            output.name,
-            _shape(output.dims, variables),
-            expression(output.dtype)(variables),
-            tuple(output.tile.get(letter, 0) for letter in output.dims),
-        )
-        for output in point.outputs
-    )
-    gradients = tuple(_gradient(point, tensor) for tensor in tensors if tensor.requires_grad)
+        elif isinstance(spec.value, str):
+            plain[name] = expression(spec.value)(variables)
+        else:
+            plain[name] = spec.value
+    written = {name for name, spec in point.args.items() if spec.written}
+    results = [_result(output, variables) for output in point.outputs]
+    returned = {o.name for o in point.outputs if expression(o.returned)(variables)} - written
     return Call(
         cell=cell.id,
         target=point.target,
-        reference=point.reference,
+        reference=point.reference or "",
         dtype=str(variables["dtype"]),
         tensors=tuple(tensors),
         plain=plain,
-        outputs=outputs,
-        gradients=gradients,
+        outputs=tuple(result for result in results if result.name in returned),
+        written=tuple(r for r in results if r.name in written and plain.get(r.name, r) is r),
+        gradients=tuple(_gradient(point, tensor) for tensor in tensors if tensor.requires_grad),
+        inference=bool(variables.get("inference", False)),
         seed=seed,
     )
 
 
+def _result(output: Output, variables: Mapping[str, Any]) -> Result:
+    taken = (arg for arg, when in output.alias.items() if expression(when)(variables))
+    alias = next(taken, "")
+    return Result(
+        name=output.name,
+        shape=_shape(output.dims, variables),
+        dtype=_word(output.dtype, variables, DTYPES, "dtype"),
+        tile=tuple(output.tile.get(letter, 0) for letter in output.dims),
+        present=not alias and bool(expression(output.present)(variables)),
+        alias=alias,
+    )
+
+
 def _shape(dims: list[str], variables: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(int(variables[letter]) for letter in dims)
+    for letter in dims:
+        size = variables[letter]
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ExpressionError(f"axis letter `{letter}` is {size!r}, not a size")
+    return tuple(variables[letter] for letter in dims)
+
+
+def _word(text: str, variables: Mapping[str, Any], known: tuple[str, ...], what: str) -> str:
+    word = expression(text)(variables)
+    if word not in known:
+        raise ExpressionError(f"`{text}` is {word!r}, not a {what}")
+    return str(word)
 
 
 def _tensor(
@@ -205,34 +293,41 @@ def _tensor(
 ) -> TensorArg:
     assert spec.dims is not None
     shape = _shape(spec.dims, variables)
-    strides, storage = _layout(expression(spec.layout)(variables), shape)
+    strides, storage = layout(expression(spec.layout)(variables), shape)
     if storage > MAX_ELEMENTS:
         raise ExpressionError(f"`{name}` would have {storage} elements; limit {MAX_ELEMENTS}")
+    content = None if spec.content is None else expression(spec.content)(variables)
+    if content is not None and len(content) != storage:
+        raise ExpressionError(f"`{name}` has {storage} elements, `content` {len(content)}")
     own_seed = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]
     return TensorArg(
         name=name,
         shape=shape,
         strides=strides,
         storage=storage,
-        dtype=expression(spec.dtype)(variables),
-        family=expression(spec.values)(variables),
+        dtype=_word(spec.dtype, variables, DTYPES, "dtype"),
+        family=_word(spec.values, variables, FAMILIES, "family of values"),
+        content=content,
         requires_grad=spec.grad and backward,
+        constant=spec.constant,
+        written=spec.written,
+        host=spec.host,
         seed=int.from_bytes(own_seed, "big"),
     )
 
 
-def _layout(layout: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+def layout(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Strides and number of stored elements of a layout."""
-    if layout == "sliced":  # as x[..., :D] of a tensor that is wider by 8
+    if name == "sliced":  # as x[..., :D] of a tensor that is wider by 8
         wide = (*shape[:-1], shape[-1] + 8)
         return row_major(wide), prod(wide)
-    if layout == "transposed":  # as y.transpose(1, 2)
+    if name == "transposed" and len(shape) > 2:  # as y.transpose(1, 2)
         order = (0, 2, 1, *range(3, len(shape)))
         strides = row_major(tuple(shape[i] for i in order))
         return tuple(strides[i] for i in order), prod(shape)
-    if layout == "contiguous":
+    if name == "contiguous":
         return row_major(shape), prod(shape)
-    raise ExpressionError(f"unknown layout `{layout}`")
+    raise ExpressionError(f"unknown layout `{name}` for {len(shape)} axes")
 
 
 def _gradient(point: EntryPoint, tensor: TensorArg) -> Result:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import posixpath
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ from bot.process import ProgramFailed, run, start
 
 __all__ = ["Repository", "changed_lines"]
 
-REGULAR = ("100644", "100755")
+
+REGULAR, LINK = ("100644", "100755"), "120000"
+MAX_LINKS = 8
+MAX_DIFF = 1_000_000  # pairs of lines; a longer rewrite is named as one run
 _STATUS: dict[str, Literal["added", "deleted", "modified", "renamed", "type-changed"]] = {
     "A": "added",
     "D": "deleted",
@@ -30,12 +34,23 @@ _STATUS: dict[str, Literal["added", "deleted", "modified", "renamed", "type-chan
 }
 
 
+def _text(path: bytes) -> str:
+    r"""A path as text; bytes that are no UTF-8 are written out as \xff."""
+    return path.decode("utf-8", "backslashreplace")
+
+
+def _quoted(path: Path) -> str:
+    """A path for a list of paths: git unquotes it like a C string, so that a colon is no end."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 class Repository:
     """A git repository; use it in a `with` block. One `git cat-file` serves all reads."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
-            raise UserError(f"{path} is not a git repository: no such folder; use --repo")
+            raise UserError(f"{path} is not a git repository: it is no folder; use --repo")
         # Replacement objects and hooks of a foreign repository must not change what is read.
         self.env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("GIT_")},
@@ -48,11 +63,22 @@ class Repository:
         try:
             self.root = path
             top = self.git("rev-parse", "--show-toplevel").decode().rstrip("\n")
+            self.bare = False
         except ProgramFailed as error:
-            message = f"{path} is not a git repository with a work tree; use --repo"
-            raise UserError(message) from error
+            top, self.bare = self._bare(path, error), True
         self.root = Path(top)
         self.scratch = tempfile.TemporaryDirectory(prefix="fla-bot-")
+
+    def _bare(self, path: Path, refused: ProgramFailed) -> str:
+        """The folder of a bare repository, or what git says against it."""
+        try:
+            if self.git("rev-parse", "--is-bare-repository") == b"true\n":
+                return self.git("rev-parse", "--absolute-git-dir").decode().rstrip("\n")
+        except ProgramFailed:
+            if "dubious ownership" in refused.stderr:
+                raise UserError(refused.stderr) from refused
+        message = f"{path} is not a git repository; use --repo"
+        raise UserError(message) from refused
 
     def __enter__(self) -> Repository:
         return self
@@ -99,40 +125,44 @@ class Repository:
 
         Index and objects go to a scratch folder: the repository is not written to.
         """
+        if self.bare:
+            raise UserError("a bare repository has no work tree; name the change with --head")
         objects = self.git("rev-parse", "--git-path", "objects").decode().rstrip("\n")
         scratch = Path(self.scratch.name)
         (scratch / "objects").mkdir(exist_ok=True)
         self.env |= {
             "GIT_OBJECT_DIRECTORY": str(scratch / "objects"),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(self.root / objects),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(self.root / objects),
         }
         self.git("read-tree", "HEAD", index=scratch / "index")
-        self.git("add", "--all", "--", ":/", index=scratch / "index")
+        # Our own folder is no part of what we judge.
+        spec = (":/", ":(exclude,top).fla-bot")
+        self.git("add", "--all", "--", *spec, index=scratch / "index")
         return self.git("write-tree", index=scratch / "index").decode()[:-1]
 
     def change(self, base: str | None, head: str | None, trusted: str | None) -> Change:
         """The change from base to head; without head, the work tree."""
-        base_commit = self.commit(base or self.default_base(), "base")
-        tip = self.commit(head or "HEAD", "head")
+        base_commit = self.commit(self.default_base() if base is None else base, "base")
+        tip = self.commit("HEAD" if head is None else head, "head")
         try:
-            merge_base = self.git("merge-base", base_commit, tip).decode()[:40]
+            merge_base = self.git("merge-base", base_commit, tip).decode().split()[0]
         except ProgramFailed as error:
             message = "base and head share no history (a shallow clone? `git fetch --unshallow`)"
             raise UserError(message) from error
-        head_tree = tip if head else self.work_tree()
-        clean = not head and head_tree == self.git("rev-parse", "HEAD^{tree}").decode()[:-1]
+        head_tree = tip if head is not None else self.work_tree()
+        clean = head is None and head_tree == self.git("rev-parse", "HEAD^{tree}").decode()[:-1]
         return Change(
             base=base_commit,
             head=tip if clean else head_tree,
             merge_base=merge_base,
-            trusted=self.commit(trusted, "trusted") if trusted else base_commit,
+            trusted=base_commit if trusted is None else self.commit(trusted, "trusted"),
             files=tuple(self._files(merge_base, head_tree)),
-            uncommitted=not head and not clean,
+            uncommitted=head is None and not clean,
         )
 
     def _files(self, old: str, new: str) -> Iterator[FileChange]:
         raw = self.git("diff-tree", "-r", "-z", "-M", "--raw", "--no-abbrev", old, new)
-        parts = iter(raw.decode("utf-8", "surrogateescape").split("\0"))
+        parts = iter(_text(raw).split("\0"))
         for header in parts:
             if not header:
                 break
@@ -156,7 +186,10 @@ class Repository:
             for line in self.git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
                 head, _, path = line.partition(b"\t")
                 mode, _, oid = head.decode().split(" ")
-                entries[path.decode("utf-8", "surrogateescape")] = (mode, oid)
+                name = _text(path)
+                if name in entries:
+                    raise UserError(f"two files have names that read as {name}")
+                entries[name] = (mode, oid)
             self._trees[commit] = entries
         return self._trees[commit]
 
@@ -190,22 +223,56 @@ class Repository:
         return self.read(oid) if mode in REGULAR else None
 
     def export(self, commit: str, roots: list[str], target: Path) -> None:
-        """Write the regular files below `roots`; links are left out, nothing leaves `target`."""
-        for path, (mode, oid) in self.tree(commit).items():
+        """Write the files below `roots`; nothing leaves `target`.
+
+        A link to a file of the same tree becomes that file, any other link is left out.
+        """
+        tree = self.tree(commit)
+        for path in tree:
             parts = path.split("/")
-            if mode in REGULAR and parts[0] in roots and not {".", "..", ""} & set(parts):
+            oid = self._content(tree, path)
+            if oid and parts[0] in roots and not {".", "..", ""} & set(parts):
                 file = target.joinpath(*parts)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(self.read(oid))
+
+    def _content(self, tree: dict[str, tuple[str, str]], path: str) -> str | None:
+        """The blob behind a path, through links inside the tree."""
+        for _ in range(MAX_LINKS):
+            mode, oid = tree.get(path, ("", ""))
+            if mode != LINK:
+                return oid if mode in REGULAR else None
+            folder = path.rpartition("/")[0]
+            path = posixpath.normpath(posixpath.join(folder, _text(self.read(oid))))
+        return None
 
 
 def changed_lines(path: str, old: bytes, new: bytes) -> list[Because]:
     """The runs of new lines that differ; a pure deletion is named by the line it stood before."""
     before, after = (text.decode(errors="replace").splitlines() for text in (old, new))
-    runs = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     last = max(1, len(after))
+    skip = _common(before, after)
+    before, after = before[skip:], after[skip:]
+    cut = _common(before[::-1], after[::-1])
+    before, after = before[: len(before) - cut], after[: len(after) - cut]
+    if len(before) * len(after) > MAX_DIFF:
+        runs = [(0, len(after))]
+    else:
+        # autojunk keeps thousands of equal lines from taking for ever.
+        matcher = difflib.SequenceMatcher(None, before, after)
+        opcodes = matcher.get_opcodes()
+        runs = [(first, end) for kind, _, _, first, end in opcodes if kind != "equal"]
     return [
-        Because(path=path, line=min(first + 1, last), end_line=min(max(first + 1, end), last))
-        for kind, _, _, first, end in runs
-        if kind != "equal"
+        Because(
+            path=path,
+            line=min(first + skip + 1, last),
+            end_line=min(max(first + 1, end) + skip, last),
+        )
+        for first, end in runs
     ]
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    """How many lines at the start are equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

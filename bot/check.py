@@ -5,238 +5,185 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
-from bot import contract as contract_file
 from bot import evidence as evidence_file
-from bot import policy as policy_file
+from bot.cache import Cache, cache_folder
 from bot.change import Repository, changed_lines
-from bot.contract import Contract, Edit
-from bot.errors import Fault, UserError
 from bot.evidence import Evidence
+from bot.impact import Impact, Index, impact
 from bot.judge import judge
-from bot.model import Because, Change, ChangeSummary, ContractState, Plan, Report, Scope, digest
-from bot.plan import plan, unproven
-from bot.policy import Policy
+from bot.kernels import Sources
+from bot.model import (
+    Because,
+    Change,
+    ChangeSummary,
+    ContractState,
+    FileChange,
+    ImpactSummary,
+    Plan,
+    Report,
+    Scope,
+    digest,
+)
+from bot.plan import Side, plan, unproven
 from bot.report.checklist import Facts, checklist, conclude
-from bot.rules import findings
-from bot.scope import owns, scope
+from bot.rules import Context, Result, Tree, inspect
+from bot.scope import affected_entry_points, owns, scope
+from bot.signature import signature_faults
+from bot.trees import Files, summaries
+from bot.trusted import FOLDER, POLICY_PATH, Books, read_books
+from bot.words import judge_words
 
-__all__ = ["Analysis", "Request", "analyse", "report"]
+__all__ = ["Analysis", "Request", "analyse", "evidence_folder", "report"]
 
-POLICY_NAME = "policy.yaml"
-DEFAULT_CONTRACTS = "contracts"
+
+MAX_FILES = 40  # files whose changed lines are named as the reason for a job
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line or a webhook asks for."""
+    """What the command line or a webhook asks for. `everything`: findings of the whole tree."""
 
     base: str | None = None
     head: str | None = None
     trusted: str | None = None
     policy_dir: Path | None = None
+    title: str | None = None
+    body: str | None = None
+    everything: bool = False
 
 
 @dataclass(slots=True)
 class Analysis:
-    """All that is known before any evidence.
-
-    `contracts` are the trusted ones, and the proposed ones of ops that are new.
-    """
+    """All that is known before any evidence."""
 
     change: Change
-    policy: Policy
-    policy_source: str
-    contracts: dict[str, Contract]
-    proposed_faults: dict[str, UserError]
-    edits: dict[str, list[Edit]]
-    new_ops: list[str]
+    books: Books
+    impact: Impact
     scope: Scope
+    reached: dict[str, list[str]]
     because: dict[str, list[Because]]
     plan: Plan
-    states: list[ContractState] = field(default_factory=list)
+    sides: tuple[Side, Side]
+    trees: tuple[Tree, Tree]
 
 
 def analyse(repository: Repository, request: Request) -> Analysis:
-    """Change, scope, contracts and plan."""
+    """Change, books, impact, scope and plan."""
     change = repository.change(request.base, request.head, request.trusted)
-    policy, source, texts = _trusted(repository, change, request.policy_dir)
-    contracts = _load_all(texts)
-    proposed, faults = _proposed(repository, change, policy)
-    new_ops = sorted(set(proposed) - set(contracts))
-    edits = {
-        op: contract_file.edits(contracts[op], proposed[op])
-        for op in sorted(set(contracts) & set(proposed))
-        if contracts[op] != proposed[op]
-    }
-    effective = {**{op: proposed[op] for op in new_ops}, **contracts}
-    reach = scope(change, policy, effective)
-    because = {
-        op: _because(repository, change, effective[op], policy)
-        for op in reach.ops
-        if op in effective
-    }
-    analysis = Analysis(
-        change=change,
-        policy=policy,
-        policy_source=source,
-        contracts=effective,
-        proposed_faults=faults,
-        edits=edits,
-        new_ops=new_ops,
-        scope=reach,
-        because=because,
-        plan=plan(change, policy, effective, because),
+    store = _open_cache(repository)
+    books = read_books(repository, change, request.policy_dir, store)
+    sides = (
+        _side(repository, change.merge_base, books, store),
+        _side(repository, change.head, books, store),
     )
-    analysis.states = list(_states(analysis))
-    return analysis
+    store.save()
+    paths = {path for file in change.files for path in (file.path, file.old_path)}
+    indices = sides[0].index, sides[1].index
+    found = impact(*indices, paths)
+    contracts = books.contracts
+    reached = affected_entry_points(change, contracts, found, indices)
+    reach = scope(change, books.policy, found, reached)
+    because = _because(repository, change, books, reached)
+    tests = found.tests if _needs_tests(books, reach) else ()
+    return Analysis(
+        change=change,
+        books=books,
+        impact=found,
+        scope=reach,
+        reached=reached,
+        because=because,
+        plan=plan(change, books.policy, contracts, reached, because, tests, sides),
+        sides=sides,
+        trees=(
+            Tree(Sources(Files(repository, change.merge_base)), sides[0].index.summaries),
+            Tree(Sources(Files(repository, change.head)), sides[1].index.summaries),
+        ),
+    )
 
 
-def _trusted(
-    repository: Repository, change: Change, policy_dir: Path | None
-) -> tuple[Policy, str, dict[str, tuple[str, bytes]]]:
-    """Policy and contract texts of the trusted commit, or of a folder where it has none."""
-    path = f"{DEFAULT_CONTRACTS}/{POLICY_NAME}"
-    text = repository.read_path(change.trusted, path)
-    if text is not None:
-        policy = policy_file.load(text, path)
-        return (
-            policy,
-            f"trusted {change.trusted[:12]}",
-            _contract_texts(repository, change.trusted, policy),
-        )
-    folder = policy_dir or repository.root / DEFAULT_CONTRACTS
-    if not (folder / POLICY_NAME).is_file():
-        message = (
-            f"no policy: {path} is neither in {change.trusted[:12]} nor in {folder}; "
-            "name a folder with --policy"
-        )
-        raise UserError(message)
-    policy = policy_file.load((folder / POLICY_NAME).read_bytes(), str(folder / POLICY_NAME))
-    files = sorted(file for file in folder.glob("*.yaml") if file.name != POLICY_NAME)
-    texts = {file.stem: (str(file), file.read_bytes()) for file in files}
-    return policy, f"folder {folder.name}", texts
+def _open_cache(repository: Repository) -> Cache:
+    name = sha256(str(repository.root).encode()).hexdigest()[:24]
+    return Cache(cache_folder() / f"{name}.json")
 
 
-def _contract_texts(
-    repository: Repository, commit: str, policy: Policy
-) -> dict[str, tuple[str, bytes]]:
-    texts = {}
-    for path in repository.tree(commit):
-        folder, _, name = path.rpartition("/")
-        text = repository.read_path(commit, path) if folder == policy.contracts else None
-        if text is not None and name.endswith(".yaml") and name != POLICY_NAME:
-            texts[name.removesuffix(".yaml")] = (path, text)
-    return texts
+def _side(repository: Repository, commit: str, books: Books, store: Cache) -> Side:
+    index = Index(summaries(repository, commit, store), books.policy.python)
+    blobs = {path: oid for path, (_, oid) in repository.tree(commit).items()}
+    return Side(index, blobs)
 
 
-def _load_all(texts: Mapping[str, tuple[str, bytes]]) -> dict[str, Contract]:
-    contracts, faults = {}, []
-    for op, (path, text) in texts.items():
-        try:
-            contracts[op] = _load(op, text, path)
-        except UserError as error:
-            faults += error.faults
-    if faults:
-        raise UserError(faults=faults)
-    return contracts
-
-
-def _load(op: str, text: bytes, path: str) -> Contract:
-    contract = contract_file.load(text, path)
-    if contract.op != op:
-        message = f"`op` is `{contract.op}`; the file's name says `{op}`"
-        raise UserError(faults=[Fault(path, 0, 0, message)])
-    return contract
-
-
-def _proposed(
-    repository: Repository, change: Change, policy: Policy
-) -> tuple[dict[str, Contract], dict[str, UserError]]:
-    """The contracts of head, and what is wrong with those that cannot be read."""
-    contracts, faults = {}, {}
-    for op, (path, text) in _contract_texts(repository, change.head, policy).items():
-        try:
-            contracts[op] = _load(op, text, path)
-        except UserError as error:
-            faults[op] = error
-    return contracts, faults
+def _needs_tests(books: Books, reach: Scope) -> bool:
+    """Whether something is touched that no enforced contract guards."""
+    guarded = {op for op, contract in books.contracts.items() if contract.status == "enforced"}
+    return not reach.ops or bool(set(reach.ops) - guarded) or bool(reach.unknown)
 
 
 def _because(
-    repository: Repository, change: Change, contract: Contract, policy: Policy
-) -> list[Because]:
-    """The changed lines that make an op's jobs necessary."""
-    places = []
-    for file in change.files:
-        named = f"{policy.contracts}/{contract.op}.yaml"
-        if owns(contract, file.path) or owns(contract, file.old_path) or file.path == named:
-            old = repository.read(file.old_blob) if file.old_blob else b""
-            new = repository.read(file.new_blob) if file.new_blob else b""
-            places += changed_lines(file.path, old, new)
-    return places
+    repository: Repository, change: Change, books: Books, reached: Mapping[str, list[str]]
+) -> dict[str, list[Because]]:
+    """The changed lines that make jobs necessary: an op's own ones, or else all of them.
+
+    The entry for no op holds those of all sources.
+    """
+
+    @cache
+    def lines(file: FileChange) -> list[Because]:
+        old = repository.read(file.old_blob) if file.old_blob else b""
+        new = repository.read(file.new_blob) if file.new_blob else b""
+        return changed_lines(file.path, old, new)
+
+    def places(files: list[FileChange]) -> list[Because]:
+        return [place for file in files[:MAX_FILES] for place in lines(file)]
+
+    roots = tuple(f"{root}/" for root in books.policy.source_roots)
+    sources = [file for file in change.files if file.path.startswith(roots)]
+    found = {"": places(sources or list(change.files))}
+    for op in reached:
+        contract, named = books.contracts[op], f"{FOLDER}/{op}.yaml"
+        own = [
+            file
+            for file in change.files
+            if named in (file.path, file.old_path)
+            or owns(contract, file.path)
+            or owns(contract, file.old_path)
+        ]
+        found[op] = places(own) or found[""]
+    return found
 
 
-def _states(analysis: Analysis) -> Iterator[ContractState]:
-    folder = analysis.policy.contracts
-    for op in analysis.scope.ops:
-        path = f"{folder}/{op}.yaml"
-        if op in analysis.proposed_faults:
-            yield ContractState(op=op, path=path, status="invalid")
-        elif op in analysis.contracts:
-            yield ContractState(op=op, path=path, status=analysis.contracts[op].status)
-        else:
-            yield ContractState(op=op, path=path, status="missing")
-    for op in sorted(set(analysis.proposed_faults) - set(analysis.scope.ops)):
-        yield ContractState(op=op, path=f"{folder}/{op}.yaml", status="invalid")
-
-
-def report(repository: Repository, analysis: Analysis, evidence_dir: Path | None) -> Report:
+def report(
+    repository: Repository, analysis: Analysis, request: Request, evidence_dir: Path | None
+) -> Report:
     """The report; evidence is read from `evidence_dir` or from where `run` puts it."""
-    change, planned = analysis.change, analysis.plan
+    change, books, planned = analysis.change, analysis.books, analysis.plan
     folder = evidence_dir or evidence_folder(repository, planned)
     evidence: dict[str, Evidence | str | None] = {
         job.id: evidence_file.read(folder, job.id) for job in planned.jobs
     }
-    rows = judge(planned, analysis.policy, analysis.contracts, evidence)
-    hits = findings(
-        change,
-        _python_files(repository, change.merge_base),
-        _python_files(repository, change.head),
-    )
-    facts = Facts(
-        scope=analysis.scope,
-        contracts=analysis.states,
-        faults={op: str(error) for op, error in analysis.proposed_faults.items()},
-        required_ops=_required_ops(analysis),
-        edits=analysis.edits,
-        new_ops=analysis.new_ops,
-        removed=_removed_contracts(repository, analysis),
-        policy_changed=_policy_changed(repository, analysis),
-        findings=hits,
-        plan=planned,
-        rows=rows,
-        unproven={
-            op: len(unproven(analysis.contracts[op], analysis.policy)) for op in analysis.because
-        },
-    )
-    items = checklist(facts)
+    rows = judge(planned, books.policy, books.contracts, evidence)
+    result = _inspect(analysis, everything=request.everything)
+    areas = [area.area for area in analysis.scope.areas]
+    words = judge_words(books.policy.pull_request, areas, request.title, request.body)
+    facts = _facts(repository, analysis, result)
+    items = checklist(facts, rows, words)
     verdict, state, headline, next_step = conclude(items, rows)
     return Report(
         schema="fla-bot/report@1",
-        change=ChangeSummary(
-            base=change.base,
-            head=change.head,
-            merge_base=change.merge_base,
-            trusted=change.trusted,
-            uncommitted=change.uncommitted,
-            files=[file.path.encode(errors="replace").decode() for file in change.files],
-        ),
+        change=_summary(change),
         scope=analysis.scope,
-        contracts=analysis.states,
-        findings=hits,
+        impact=ImpactSummary(
+            tests=list(analysis.impact.tests),
+            entry_points=[f"{item.path}:{item.name}" for item in analysis.impact.entry_points],
+            contracts=sorted(analysis.reached),
+        ),
+        contracts=facts.contracts,
+        findings=result.findings,
+        suppressions=result.suppressions,
         plan=planned,
         rows=rows,
         checklist=items,
@@ -244,51 +191,131 @@ def report(repository: Repository, analysis: Analysis, evidence_dir: Path | None
         state=state,
         headline=headline,
         next_step=next_step,
-        policy_source=analysis.policy_source,
+        policy_source=books.source,
     )
+
+
+def _inspect(analysis: Analysis, *, everything: bool) -> Result:
+    base, head = analysis.trees
+    return inspect(
+        Context(
+            change=analysis.change,
+            policy=analysis.books.policy,
+            contracts=analysis.books.contracts,
+            base=base,
+            head=head,
+            impact=analysis.impact,
+            everything=everything,
+        )
+    )
+
+
+def _facts(repository: Repository, analysis: Analysis, result: Result) -> Facts:
+    books, policy = analysis.books, analysis.books.policy
+    head = analysis.trees[1].sources
+    return Facts(
+        contracts=list(_states(analysis)),
+        faults={op: str(error) for op, error in books.faults.items()},
+        required_ops=_required_ops(analysis),
+        edits=books.edits,
+        new_ops=books.new_ops,
+        removed=books.removed,
+        policy_changed=_policy_changed(repository, analysis),
+        sensitive=_sensitive(analysis),
+        references=_edited_references(analysis),
+        signatures={
+            f"{op}.{name}": fault
+            for op, names in analysis.reached.items()
+            for name in names
+            if books.contracts[op].status == "enforced"
+            and (fault := signature_faults(books.contracts[op].entry_points[name], head))
+        },
+        findings=result.findings,
+        suppressions=result.suppressions,
+        plan=analysis.plan,
+        unproven={
+            op: len(unproven(books.contracts[op], policy))
+            for op in analysis.reached
+            if books.contracts[op].status == "enforced"
+        },
+    )
+
+
+def _summary(change: Change) -> ChangeSummary:
+    return ChangeSummary(
+        base=change.base,
+        head=change.head,
+        merge_base=change.merge_base,
+        trusted=change.trusted,
+        uncommitted=change.uncommitted,
+        files=[file.path for file in change.files],
+    )
+
+
+def _states(analysis: Analysis) -> Iterator[ContractState]:
+    """The contract of every op that the change touches, and those that cannot be read."""
+    books = analysis.books
+    for op in sorted({*analysis.scope.ops, *books.faults}):
+        path = f"{FOLDER}/{op}.yaml"
+        if op in books.faults:
+            yield ContractState(op=op, path=path, status="invalid")
+        elif op in books.contracts:
+            yield ContractState(op=op, path=path, status=books.contracts[op].status)
+        else:
+            yield ContractState(op=op, path=path, status="missing")
+
+
+def _required_ops(analysis: Analysis) -> list[str]:
+    """Touched ops in areas whose policy asks for an enforced contract."""
+    policy, found = analysis.books.policy, set()
+    for file in analysis.change.files:
+        for path in (file.path, file.old_path):
+            area, captured = policy.place(path)
+            if area and area.contract == "required" and captured.get("op"):
+                found.add(captured["op"])
+    return sorted(found)
+
+
+def _policy_changed(repository: Repository, analysis: Analysis) -> str:
+    """A digest of the policy edit, or nothing."""
+    if not analysis.books.from_trusted:
+        return ""
+    sides = (analysis.change.trusted, analysis.change.head)
+    before, after = (repository.read_path(side, POLICY_PATH) or b"" for side in sides)
+    changed = {path for file in analysis.change.files for path in (file.path, file.old_path)}
+    return digest([before.hex(), after.hex()]) if POLICY_PATH in changed else ""
+
+
+def _sensitive(analysis: Analysis) -> dict[str, str]:
+    """Changed paths of areas that judge or build, with a digest of what they become."""
+    policy = analysis.books.policy
+    found = {}
+    for file in analysis.change.files:
+        for path in (file.path, file.old_path):
+            area = policy.place(path)[0]
+            if area and area.guarded:
+                found[path] = digest([path, file.status, file.new_blob, file.new_mode])
+    return found
+
+
+def _edited_references(analysis: Analysis) -> dict[str, str]:
+    """References whose code the change reaches, by entry point, with a digest of their sources."""
+    base, head = analysis.sides
+    touched = {(item.path, item.name) for item in analysis.impact.definitions}
+    touched |= {(item.path, item.name) for item in analysis.impact.changed}
+    found = {}
+    for op, contract in analysis.books.contracts.items():
+        if op in analysis.books.new_ops:
+            continue
+        for name, point in contract.entry_points.items():
+            module, _, function = (point.reference or "").partition(":")
+            path = base.index.modules.get(module)
+            origin = base.index.origin(path, function) if path else None
+            if origin in touched and path is not None:
+                found[f"{op}.{name}"] = digest([point.reference, head.closure([path])])
+    return found
 
 
 def evidence_folder(repository: Repository, planned: Plan) -> Path:
     """Where `run` writes and `check` reads."""
     return repository.root / ".fla-bot" / "evidence" / planned.hash
-
-
-class _Files(Mapping[str, bytes | None]):
-    """The Python files of a commit, read when a rule asks for one."""
-
-    def __init__(self, repository: Repository, commit: str) -> None:
-        self.repository, self.commit = repository, commit
-
-    def __getitem__(self, path: str) -> bytes | None:
-        return self.repository.read_path(self.commit, path)
-
-    def __iter__(self) -> Iterator[str]:
-        return (path for path in self.repository.tree(self.commit) if path.endswith(".py"))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def _python_files(repository: Repository, commit: str) -> Mapping[str, bytes | None]:
-    return _Files(repository, commit)
-
-
-def _required_ops(analysis: Analysis) -> list[str]:
-    """Ops in areas whose policy asks for an enforced contract."""
-    required = {area.area for area in analysis.policy.areas if area.contract == "required"}
-    paths = [p for area in analysis.scope.areas if area.area in required for p in area.paths]
-    return sorted({op for path in paths if (op := analysis.policy.place(path)[1])})
-
-
-def _removed_contracts(repository: Repository, analysis: Analysis) -> list[str]:
-    kept = set(_contract_texts(repository, analysis.change.head, analysis.policy))
-    return sorted(set(analysis.contracts) - kept) if analysis.policy_source[:7] == "trusted" else []
-
-
-def _policy_changed(repository: Repository, analysis: Analysis) -> str:
-    """A digest of the policy edit, or nothing."""
-    path = f"{analysis.policy.contracts}/{POLICY_NAME}"
-    if path not in {name for file in analysis.change.files for name in (file.path, file.old_path)}:
-        return ""
-    sides = (analysis.change.trusted, analysis.change.head)
-    return digest([(repository.read_path(side, path) or b"").hex() for side in sides])

@@ -5,7 +5,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
+import io
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -14,11 +18,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bot.change import Repository
     from bot.check import Request
+    from bot.contract import Contract
     from bot.model import Report
 
 __all__ = ["main"]
 
-EXIT_OK, EXIT_RED, EXIT_USAGE, EXIT_INFRA, EXIT_BUG = 0, 1, 2, 3, 70
+EXIT_OK, EXIT_RED, EXIT_INFRA, EXIT_BUG, EXIT_PIPE = 0, 1, 3, 70, 141
 EPILOG = """\
 examples:
   fla-bot check                       the work tree against the default branch
@@ -33,6 +38,7 @@ exit status: 0 nothing is wrong as far as known, 1 something is, 2 usage, 3 infr
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script."""
+    _prepare()
     arguments = _parser().parse_args(argv)
     from bot.errors import InfraError, UserError
 
@@ -49,13 +55,30 @@ def main(argv: list[str] | None = None) -> int:
         print("fla-bot: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader (`| head`) has gone; there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        _close_stdout()
+        return EXIT_PIPE
+    except OSError as error:
+        print(f"fla-bot: infra: {_printable(str(error))}", file=sys.stderr)
+        return EXIT_INFRA
     except Exception:  # noqa: BLE001  # the last place that can say what happened
         traceback.print_exc()
         print("fla-bot: this is a bug of fla-bot; please report it", file=sys.stderr)
         return EXIT_BUG
+
+
+def _prepare() -> None:
+    # A command lives for a moment and keeps what it builds: collecting costs half its time.
+    gc.disable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a C locale cannot show every name
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # As Ctrl-C: processes that were started are ended on the way out.
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _printable(text: str) -> str:
@@ -83,11 +106,13 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--format", choices=("terminal", "json", "markdown"), default="terminal"
             )
+        if name == "check":
+            text = "findings of the whole tree, not only what the change adds"
+            command.add_argument("--all", action="store_true", help=text)
         if name == "run":
             command.add_argument("--lane", help="only this lane; default: every required one")
-        if name == "body":
-            text = "put the block into this body (- for standard input) and print the whole"
-            command.add_argument("--body", metavar="FILE", help=text)
+    _init_parser(commands)
+    _explain_parser(commands)
     _contract_parser(commands)
     _github_parser(commands)
     return parser
@@ -105,8 +130,27 @@ def _change_options(command: argparse.ArgumentParser) -> None:
         help="the change (default: the work tree, untracked files included)",
     )
     add("--trusted", metavar="REF", help="where policy and contracts come from (default: base)")
+    add("--title", metavar="TEXT", help="the pull request's title, to be checked")
+    add("--body", metavar="FILE", help="the pull request's body (- for standard input)")
     add("--policy", type=Path, metavar="DIR", help="policy folder, where trusted has none")
     add("--evidence", type=Path, metavar="DIR", help="evidence (default: .fla-bot/evidence/<plan>)")
+
+
+def _init_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "write a starting policy and a draft contract for each op, from the tree's text"
+    init = commands.add_parser("init", help=text, description=text)
+    add = init.add_argument
+    add("--repo", type=Path, default=Path(), metavar="DIR", help="repository (default: here)")
+    add("--at", default="HEAD", metavar="REF", help="the commit that is read (default: HEAD)")
+    add("--force", action="store_true", help="replace files that are there")
+    add("--print", action="store_true", help="show the files, write none")
+    init.set_defaults(command=_init)
+
+
+def _explain_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    explain = commands.add_parser("explain", help="the manual of a rule, by code or name")
+    explain.add_argument("rule", nargs="?", help="CAL001 or call-binding; without it, list all")
+    explain.set_defaults(command=_explain)
 
 
 def _contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -115,6 +159,18 @@ def _contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     validate = actions.add_parser("validate", help="report every fault with line and column")
     validate.add_argument("files", nargs="+", type=Path, metavar="FILE")
     validate.set_defaults(command=_contract_validate)
+    show = actions.add_parser("show", help="cells, lanes and budgets of a contract")
+    show.add_argument("file", type=Path, metavar="FILE")
+    show.set_defaults(command=_contract_show)
+    diff = actions.add_parser(
+        "diff", help="what an edit adds, tightens or weakens; exit 1 if weaker"
+    )
+    diff.add_argument("before", type=Path, metavar="BEFORE")
+    diff.add_argument("after", type=Path, metavar="AFTER")
+    diff.set_defaults(command=_contract_diff)
+    new = actions.add_parser("new", help="print a draft contract to start from")
+    new.add_argument("target", metavar="MODULE:FUNCTION", help="fla.ops.gla:chunk_gla")
+    new.set_defaults(command=_contract_new)
     schema = actions.add_parser("schema", help="the JSON Schemas of our file formats")
     schema.add_argument("--write", type=Path, metavar="DIR", help="write them there, one file each")
     schema.set_defaults(command=_contract_schema)
@@ -141,7 +197,28 @@ def _github_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 def _request(arguments: argparse.Namespace) -> Request:
     from bot.check import Request
 
-    return Request(arguments.base, arguments.head, arguments.trusted, arguments.policy)
+    return Request(
+        base=arguments.base,
+        head=arguments.head,
+        trusted=arguments.trusted,
+        policy_dir=arguments.policy,
+        title=arguments.title,
+        body=_read_body(arguments.body),
+        everything=getattr(arguments, "all", False),
+    )
+
+
+def _read_body(name: str | None) -> str | None:
+    """A body with its own line ends; what is no UTF-8 in it is kept as it is."""
+    if name is None:
+        return None
+    from bot.errors import UserError
+
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise UserError(f"--body {name}: {error.strerror}") from error
+    return content.decode("utf-8", "surrogateescape")
 
 
 def _repository(arguments: argparse.Namespace) -> Repository:
@@ -150,32 +227,38 @@ def _repository(arguments: argparse.Namespace) -> Repository:
     return Repository(arguments.repo)
 
 
-def _report(arguments: argparse.Namespace) -> Report:
+def _report(request: Request, arguments: argparse.Namespace) -> Report:
     from bot.check import analyse, report
 
     with _repository(arguments) as repository:
-        return report(repository, analyse(repository, _request(arguments)), arguments.evidence)
+        return report(repository, analyse(repository, request), request, arguments.evidence)
 
 
 def _show(report: Report, how: str) -> None:
-    if how == "json":
-        print(report.model_dump_json(by_alias=True, indent=1))
-    elif how == "markdown":
-        from bot.report.markdown import comment
+    """Print; a reader that leaves early (`| head`) must not change the exit status."""
+    with contextlib.suppress(BrokenPipeError):
+        if how == "json":
+            print(report.model_dump_json(by_alias=True, indent=1), flush=True)
+        elif how == "markdown":
+            from bot.report.markdown import comment
 
-        print(comment(report))
-    else:
-        from rich.console import Console
+            print(comment(report), flush=True)
+        else:
+            from bot.report.terminal import console, show
 
-        from bot.report.terminal import show
+            show(report, console())
+        return
+    _close_stdout()
 
-        show(report, Console(highlight=False))
+
+def _close_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from bot.model import CheckState
 
-    report = _report(arguments)
+    report = _report(_request(arguments), arguments)
     _show(report, arguments.format)
     return EXIT_RED if report.state is CheckState.FAILURE else EXIT_OK
 
@@ -183,7 +266,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _judge(arguments: argparse.Namespace) -> int:
     from bot.model import CheckState
 
-    report = _report(arguments)
+    report = _report(_request(arguments), arguments)
     _show(report, arguments.format)
     return EXIT_OK if report.state is CheckState.SUCCESS else EXIT_RED
 
@@ -200,7 +283,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     with _repository(arguments) as repository:
         analysis = analyse(repository, _request(arguments))
-        written = run_plan(
+        done = run_plan(
             repository,
             analysis,
             lane=arguments.lane,
@@ -209,38 +292,71 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     if live:
         print(file=sys.stderr)
-    for path in written:
+    for path in done.written:
         print(f"evidence: {path}")
-    if not written:
+    for name in done.kept:
+        print(f"{name}: has complete evidence for this head; not run again")
+    for name, reason in done.failed.items():
+        print(f"fla-bot: infra: {name}: {_printable(reason)}", file=sys.stderr)
+    if not (done.written or done.kept or done.failed):
         print("no job of the plan belongs to these lanes; nothing was run")
-    return EXIT_OK
+    return EXIT_INFRA if done.failed else EXIT_OK
 
 
 def _body(arguments: argparse.Namespace) -> int:
     from bot.report.markdown import body_block, put_block
 
-    block = body_block(_report(arguments))
-    if arguments.body is None:
-        print(block)
+    request = _request(arguments)
+    block = body_block(_report(request, arguments))
+    whole = block + "\n" if request.body is None else put_block(request.body, block)
+    sys.stdout.buffer.write(whole.encode("utf-8", "surrogateescape"))
+    return EXIT_OK
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from bot.adopt import adopt, write
+
+    with _repository(arguments) as repository:
+        adoption = adopt(repository, arguments.at)
+        if arguments.print:
+            print("".join(f"--- # {path}\n{text}" for path, text in adoption.texts.items()), end="")
+        else:
+            for path, outcome in write(repository.root, adoption.texts, force=arguments.force):
+                print(f"{path}: {outcome}")
+    for note in adoption.notes:
+        print(f"note: {_printable(note)}", file=sys.stderr)
+    return EXIT_OK
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from bot.errors import UserError
+    from bot.rules import code_of, explain, rules
+
+    if arguments.rule is None:
+        for rule in rules():
+            code, name = code_of(rule)
+            print(f"{code}  {name}")
         return EXIT_OK
-    # newline="" keeps the body's own line ends.
-    if arguments.body == "-":
-        body = sys.stdin.buffer.read().decode()
-    else:
-        body = Path(arguments.body).read_bytes().decode()
-    sys.stdout.buffer.write(put_block(body, block).encode())
+    manual = explain(arguments.rule)
+    if manual is None:
+        raise UserError(f"no rule `{arguments.rule}`; `fla-bot explain` lists them")
+    print(manual)
     return EXIT_OK
 
 
 def _contract_validate(arguments: argparse.Namespace) -> int:
     from bot import contract, policy
+    from bot.cells import check_cells
     from bot.errors import Fault, UserError
 
     faults = []
     for path in arguments.files:
-        load = policy.load if path.name == "policy.yaml" else contract.load
         try:
-            load(path.read_bytes(), str(path))
+            if path.name == "policy.yaml":
+                policy.load(path.read_bytes(), str(path))
+            else:
+                found = check_cells(contract.load(path.read_bytes(), str(path)))
+                faults += [Fault(str(path), 0, 0, fault) for fault in found]
         except UserError as error:
             faults += error.faults
         except OSError as error:
@@ -249,6 +365,41 @@ def _contract_validate(arguments: argparse.Namespace) -> int:
             print(f"{path}: ok")
     if faults:
         raise UserError(faults=faults)
+    return EXIT_OK
+
+
+def _load_contract(path: Path) -> Contract:
+    from bot import contract
+    from bot.errors import UserError
+
+    try:
+        return contract.load(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+
+
+def _contract_show(arguments: argparse.Namespace) -> int:
+    from bot.report.contract import describe
+
+    print(describe(_load_contract(arguments.file)))
+    return EXIT_OK
+
+
+def _contract_diff(arguments: argparse.Namespace) -> int:
+    from bot.amendment import edits
+
+    found = edits(_load_contract(arguments.before), _load_contract(arguments.after))
+    for edit in found:
+        print(
+            f"{edit.kind:<8} {edit.place}: {edit.before or 'absent'} -> {edit.after or 'removed'}"
+        )
+    return EXIT_RED if any(edit.kind == "weaker" for edit in found) else EXIT_OK
+
+
+def _contract_new(arguments: argparse.Namespace) -> int:
+    from bot.report.contract import template
+
+    print(template(arguments.target), end="")
     return EXIT_OK
 
 

@@ -1,79 +1,105 @@
-"""`contracts/<op>.yaml` as types: what an op promises, and what an edit of it weakens."""
+"""`contracts/<op>.yaml` as types: what an op promises, and every fault of the file."""
 
 # SPDX-License-Identifier: MIT
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import Field, model_validator
 
 from bot.document import Document, Place, Strict, parse, validate
 from bot.errors import Fault, UserError
 from bot.expression import ExpressionError, expression
+from bot.globs import glob_fault
+from bot.model import digest
 
 __all__ = [
-    "DTYPES", "FAMILIES", "LAYOUTS", "Arg", "Axis", "AxisValue", "Contract", "Edit", "EntryPoint",
-    "Gradient", "Output", "edits", "load",
+    "Arg", "Axis", "AxisValue", "Benchmark", "Contract", "Dispatch", "EntryPoint", "Gradient",
+    "Output", "Property", "load",
 ]  # fmt: skip
 
 DTYPES = ("fp64", "fp32", "fp16", "bf16", "int32", "int64", "bool")
 LAYOUTS = ("contiguous", "sliced", "transposed")
-FAMILIES = ("normal", "tiny", "large", "zeros")
+# How values are drawn; bot/device/inputs.py says what each means.
+FAMILIES = (
+    *("normal", "tiny", "large", "zeros", "ones", "unit", "direction", "collinear", "dominant"),
+    *("decay", "slow_decay", "fast_decay", "safe_decay", "no_decay", "growth", "mixed_decay"),
+    *("beta", "beta_tiny", "beta_one", "logit", "log_scale", "state"),
+)
 WORDS: dict[str, str] = {word: word for word in (*DTYPES, *LAYOUTS, *FAMILIES)}
+
+# Finding a covering array takes time that grows with the pairs; contracts may be hostile.
+MAX_PAIRS = 20_000
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,39}$")]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,39}$")]
 Target = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]{0,119}:[A-Za-z_]\w{0,79}$")]
-Literal_ = bool | int | float | str | None
+Plain = bool | int | float | str | None
 Dtype = Literal["fp64", "fp32", "fp16", "bf16"]
 Exactness = Literal["exact", "within-budget", "n/a"]
+Property = Literal["repeat", "causal", "linear", "permutation", "split"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Tile = dict[Identifier, Annotated[int, Field(ge=1)]]
+# What a draft may leave open; an enforced contract has all of it.
+Open = Literal["reference", "args", "outputs", "axes", "lanes", "signature", "budgets"]
 
 
 class Arg(Strict):
     """An argument: a tensor (`dims`) or a plain value (`value`). Texts are expressions.
 
-    `constant`: the same object may be passed to every call. `written`: changed in place.
+    `content`: the tensor's elements, for index tensors. `constant`: the same object may be passed
+    to every call. `written`: changed in place, and then compared like an output. `host`: stays in
+    the host's memory.
     """
 
     dims: list[Identifier] | None = None
     dtype: str = "dtype"
     values: str = "normal"
     layout: str = "contiguous"
+    content: str | None = None
     present: str = "True"
-    value: Literal_ = None
+    value: Plain = None
     grad: bool = False
     constant: bool = False
     written: bool = False
+    host: bool = False
 
 
 class Output(Strict):
-    """A returned tensor, in return order.
+    """A result. They stand in the order of return; `written` ones are arguments and come last.
 
     `budget`: cap on the RMS error relative to the reference's RMS, by the cell's `dtype`. `tile`:
-    how many steps of each axis a local error is taken over; axes left out are whole.
+    how many steps of each axis a local error is taken over; axes left out are whole. `present`:
+    whether it is a tensor, and not None; `returned`: whether it stands in the result at all.
+    `alias`: arguments that are returned themselves in its place, and when.
     """
 
     name: Identifier
     dims: list[Identifier]
     dtype: str = "dtype"
+    present: str = "True"
+    returned: str = "True"
+    alias: dict[Identifier, str] = {}
     budget: dict[Dtype, Positive]
-    tile: dict[Identifier, Annotated[int, Field(ge=1)]] = {}
+    tile: Tile = {}
 
 
 class Gradient(Strict):
     """The gradient of a differentiable argument; dims and dtype are the argument's."""
 
     budget: dict[Dtype, Positive]
-    tile: dict[Identifier, Annotated[int, Field(ge=1)]] = {}
+    tile: Tile = {}
 
 
 class AxisValue(Strict):
     """One value of an axis: the variables it sets, and how a real call shows that it has it."""
 
-    set: dict[Identifier, Literal_]
+    set: dict[Identifier, Plain]
     when: str
 
 
@@ -83,26 +109,90 @@ class Axis(Strict):
     values: Annotated[dict[Word, AxisValue], Field(min_length=1)]
 
 
+class Benchmark(Strict):
+    """A timed call: axis values, then variables that override what they set.
+
+    `margin` names a margin of the policy, or `shown` for a row that never gates. `bytes` and
+    `flops` are expressions: what the call must move and compute at least.
+    """
+
+    axes: dict[Identifier, Word] = {}
+    set: dict[Identifier, Plain] = {}
+    margin: Literal["chunked", "memory_bound", "shown"]
+    bytes: str
+    flops: str
+
+
+class Verifier(Strict):
+    """What a backend's verifier must say to a call that a partial cell stands for."""
+
+    accepts: list[dict[Identifier, Word]] = []
+    rejects: list[dict[Identifier, Word]] = []
+
+
+class Backend(Strict):
+    """Another implementation. `variable`: the environment variable that turns it on or off."""
+
+    variable: str = ""
+    priority: int = 0
+    kernels: list[str] = []
+    verifier: Verifier = Verifier()
+
+
+class Dispatch(Strict):
+    """Which backends may serve the operation, and what happens if none does."""
+
+    operation: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]{0,119}$")]
+    backends: dict[Identifier, Backend] = {}
+    fallback: Literal["default", "error"] = "default"
+
+
+class Compatibility(Strict):
+    """What users rely on: the signature as Python writes it, and the versions that must work."""
+
+    signature: str
+    torch: str = ""
+    triton: str = ""
+
+
 class EntryPoint(Strict):
-    """A public function: how it is called, what it returns, what is compared with what."""
+    """A public function: how it is called, what it returns, what is compared with what.
+
+    `derived`: variables computed from others, in this order. `open`: what is not known yet; only
+    a draft may leave something open.
+    """
 
     target: Target
-    reference: Target
-    variables: dict[Identifier, Literal_]
-    args: Annotated[dict[Identifier, Arg], Field(min_length=1)]
-    outputs: Annotated[list[Output], Field(min_length=1)]
+    reference: Target | None = None
+    compatibility: Compatibility | None = None
+    variables: dict[Identifier, Plain] = {}
+    derived: dict[Identifier, str] = {}
+    args: dict[Identifier, Arg] = {}
+    outputs: list[Output] = []
     gradients: dict[Identifier, Gradient] = {}
-    axes: Annotated[dict[Identifier, Axis], Field(min_length=1)]
+    axes: dict[Identifier, Axis] = {}
     constraints: list[str] = []
     listed: list[dict[Identifier, Word]] = []
-    properties: dict[Literal["repeat", "causal", "linear", "permutation", "split"], Exactness] = {}
-    lanes: Annotated[list[str], Field(min_length=1)]
+    properties: dict[Property, Exactness | dict[Dtype, Exactness]] = {}
+    dispatch: Dispatch | None = None
+    benchmarks: dict[Word, Benchmark] = {}
+    lanes: list[str] = []
+    open: list[Open] = []
 
     @model_validator(mode="after")
-    def _reserved(self) -> EntryPoint:
+    def _closed(self) -> EntryPoint:
+        if self.open:
+            return self
+        missing = [name for name in _NEEDED if not getattr(self, name)]
+        if missing:
+            names = ", ".join(f"`{name}`" for name in missing)
+            raise ValueError(f"{names} missing, and not listed in `open`")
         if not {"dtype", "backward"} <= set(self.variables):
             raise ValueError("variables must give defaults for `dtype` and `backward`")
         return self
+
+
+_NEEDED = ("reference", "args", "outputs", "axes", "lanes")
 
 
 class Contract(Strict):
@@ -111,10 +201,23 @@ class Contract(Strict):
     schema_id: Literal["fla-bot/contract@1"] = Field(alias="schema")
     op: Identifier
     status: Literal["draft", "enforced"]
-    owners: list[str]
+    owners: list[str] = []
     sources: Annotated[list[str], Field(min_length=1)]
-    bounds: dict[Identifier, Annotated[int, Field(ge=1, lt=2**63)]]
+    tests: list[str] = []
+    bounds: dict[Identifier, Annotated[int, Field(ge=1, lt=2**63)]] = {}
     entry_points: Annotated[dict[Identifier, EntryPoint], Field(min_length=1)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the content; equal contracts have equal ones."""
+        return digest(self)
+
+    @model_validator(mode="after")
+    def _enforced(self) -> Contract:
+        vague = [name for name, point in self.entry_points.items() if point.open]
+        if self.status == "enforced" and vague:
+            raise ValueError(f"an enforced contract leaves nothing open; {vague[0]} does")
+        return self
 
 
 def load(text: bytes, path: str) -> Contract:
@@ -139,23 +242,44 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _expressions(document: Document) -> Iterator[tuple[Place, Any, set[str]]]:
     """Every expression of the file: where, text, and the names it may read."""
-    for name, point in _mapping(_mapping(document.data).get("entry_points")).items():
-        point, at = _mapping(point), ("entry_points", name)
-        variables = {*_mapping(point.get("variables")), *WORDS}
+    for name, raw in _mapping(_mapping(document.data).get("entry_points")).items():
+        point, at = _mapping(raw), ("entry_points", name)
+        derived = _mapping(point.get("derived"))
+        known = {*_mapping(point.get("variables")), *WORDS}
+        for variable, text in derived.items():
+            yield (*at, "derived", variable), text, set(known)
+            known.add(variable)
+        yield from _value_expressions(point, at, known)
         args = set(_mapping(point.get("args")))
-        for arg, spec in _mapping(point.get("args")).items():
-            for key in {"dtype", "values", "layout", "present"} & set(_mapping(spec)):
-                yield (*at, "args", arg, key), spec[key], variables
-            if isinstance(_mapping(spec).get("value"), str):
-                yield (*at, "args", arg, "value"), spec["value"], variables
         for axis, values in _mapping(point.get("axes")).items():
             for value, spec in _mapping(_mapping(values).get("values")).items():
                 place = (*at, "axes", axis, "values", value, "when")
                 yield place, _mapping(spec).get("when", ""), args | set(WORDS)
-        for i, text in enumerate(point.get("constraints") or []):
+        for i, text in enumerate(_items(point.get("constraints"))):
             yield (*at, "constraints", i), text, set(_mapping(point.get("axes")))
+
+
+def _value_expressions(
+    point: Mapping[str, Any], at: Place, known: set[str]
+) -> Iterator[tuple[Place, Any, set[str]]]:
+    for arg, spec in _mapping(point.get("args")).items():
+        for key in ("dtype", "values", "layout", "present", "content", "value"):
+            if isinstance(_mapping(spec).get(key), str):
+                yield (*at, "args", arg, key), spec[key], known
+    for i, output in enumerate(_items(point.get("outputs"))):
+        for key in {"dtype", "present", "returned"} & set(_mapping(output)):
+            yield (*at, "outputs", i, key), output[key], known
+        for arg, text in _mapping(_mapping(output).get("alias")).items():
+            yield (*at, "outputs", i, "alias", arg), text, known
+    for row, spec in _mapping(point.get("benchmarks")).items():
+        for key in {"bytes", "flops"} & set(_mapping(spec)):
+            yield (*at, "benchmarks", row, key), spec[key], known
 
 
 def _expression_faults(document: Document) -> Iterator[Fault]:
@@ -173,23 +297,43 @@ def _expression_faults(document: Document) -> Iterator[Fault]:
 
 def _reference_faults(contract: Contract, document: Document) -> Iterator[Fault]:
     """Names that point nowhere, once the file is well formed."""
+    for key in ("sources", "tests"):
+        for i, glob in enumerate(getattr(contract, key)):
+            if fault := glob_fault(glob):
+                yield document.fault((key, i), fault)
     for name, point in contract.entry_points.items():
         at: Place = ("entry_points", name)
+        for word in sorted({*point.variables, *point.derived} & set(WORDS)):
+            yield document.fault((*at, "variables", word), f"`{word}` is a word of the grammar")
         yield from _arg_faults(point, at, document)
+        yield from _result_faults(point, at, document)
         yield from _axis_faults(point, at, document)
+        yield from _row_faults(point, at, document)
+        if point.compatibility:
+            yield from _compatibility_faults(point.compatibility, at, document)
 
 
 def _arg_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fault]:
     for arg, spec in point.args.items():
+        place = (*at, "args", arg)
         if (spec.dims is None) == ("value" not in spec.model_fields_set):
-            message = f"`{arg}` must have either `dims` (a tensor) or `value`"
-            yield document.fault((*at, "args", arg), message)
-        yield from _letters(point, document, (*at, "args", arg), spec.dims or [])
+            yield document.fault(place, f"`{arg}` must have either `dims` (a tensor) or `value`")
+        yield from _letters(point, document, place, spec.dims or [])
         if spec.grad and arg not in point.gradients:
             message = f"`{arg}` is differentiable and has no entry in `gradients`"
-            yield document.fault((*at, "args", arg), message)
+            yield document.fault(place, message)
+        if spec.written and not any(output.name == arg for output in point.outputs):
+            yield document.fault(place, f"`{arg}` is written and is not one of `outputs`")
+
+
+def _result_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fault]:
     for i, output in enumerate(point.outputs):
         yield from _letters(point, document, (*at, "outputs", i), output.dims)
+        for arg in sorted(set(output.alias) - set(point.args)):
+            yield document.fault((*at, "outputs", i, "alias", arg), f"`{arg}` is no argument")
+        for letter in sorted(set(output.tile) - set(output.dims)):
+            place = (*at, "outputs", i, "tile", letter)
+            yield document.fault(place, f"`{letter}` is not one of the output's `dims`")
     for grad in point.gradients:
         if grad not in point.args or not point.args[grad].grad:
             message = f"`{grad}` is not a differentiable argument"
@@ -197,118 +341,64 @@ def _arg_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fa
 
 
 def _axis_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fault]:
+    sizes = [len(axis.values) for axis in point.axes.values()]
+    pairs = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+    if pairs > MAX_PAIRS:
+        message = f"{pairs} pairs of axis values; the limit is {MAX_PAIRS}"
+        yield document.fault((*at, "axes"), message)
     for axis, values in point.axes.items():
         for value, setting in values.values.items():
             for unknown in sorted(set(setting.set) - set(point.variables)):
                 place = (*at, "axes", axis, "values", value, "set", unknown)
                 yield document.fault(place, f"`{unknown}` is not one of `variables`")
-    for i, row in enumerate(point.listed):
+
+
+def _row_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fault]:
+    """Partial cells must name axes and values that exist."""
+    rows: list[tuple[Place, Mapping[str, str]]] = [
+        ((*at, "listed", i), row) for i, row in enumerate(point.listed)
+    ]
+    rows += [((*at, "benchmarks", name, "axes"), b.axes) for name, b in point.benchmarks.items()]
+    for name, backend in point.dispatch.backends.items() if point.dispatch else ():
+        for side in ("accepts", "rejects"):
+            place = (*at, "dispatch", "backends", name, "verifier", side)
+            cells = getattr(backend.verifier, side)
+            rows += [((*place, i), row) for i, row in enumerate(cells)]
+    for place, row in rows:
         for axis, word in row.items():
             if axis not in point.axes or word not in point.axes[axis].values:
-                place = (*at, "listed", i, axis)
-                yield document.fault(place, f"no axis `{axis}` with a value `{word}`")
+                message = f"no axis `{axis}` with a value `{word}`"
+                yield document.fault((*place, axis), message)
+    for name, benchmark in point.benchmarks.items():
+        for unknown in sorted(set(benchmark.set) - set(point.variables)):
+            place = (*at, "benchmarks", name, "set", unknown)
+            yield document.fault(place, f"`{unknown}` is not one of `variables`")
+
+
+def _compatibility_faults(spec: Compatibility, at: Place, document: Document) -> Iterator[Fault]:
+    if parameters(spec.signature) is None:
+        place = (*at, "compatibility", "signature")
+        yield document.fault(place, "not the parameter list of a Python function")
+    for key in ("torch", "triton"):
+        try:
+            SpecifierSet(getattr(spec, key))
+        except InvalidSpecifier as error:
+            yield document.fault((*at, "compatibility", key), str(error))
+
+
+def parameters(signature: str) -> ast.arguments | None:
+    """A parameter list as Python reads it, or None."""
+    try:
+        tree = ast.parse(f"def f({signature}): ...")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    only = tree.body[0] if len(tree.body) == 1 else None
+    return only.args if isinstance(only, ast.FunctionDef) else None
 
 
 def _letters(
     point: EntryPoint, document: Document, place: Place, dims: list[str]
 ) -> Iterator[Fault]:
     for letter in dims:
-        if letter not in point.variables:
+        if letter not in point.variables and letter not in point.derived:
             yield document.fault(place, f"axis letter `{letter}` is not one of `variables`")
-
-
-class Edit(Strict):
-    """One difference of two contracts: `weaker` needs a person's word, the others do not."""
-
-    place: str
-    kind: Literal["adds", "tighter", "weaker"]
-    before: str
-    after: str
-
-
-def _lower_is_tighter(before: Any, after: Any) -> bool:
-    return bool(after < before)
-
-
-def _higher_is_tighter(before: Any, after: Any) -> bool:
-    return bool(after > before)
-
-
-_ORDER = {"n/a": 0, "within-budget": 1, "exact": 2, "draft": 0, "enforced": 1}
-
-# Where a changed value has a direction. Everything that is not listed weakens: fail closed.
-_DIRECTIONS: tuple[tuple[tuple[str, ...], Callable[[Any, Any], bool]], ...] = (
-    (("entry_points", "*", "outputs", "*", "budget", "*"), _lower_is_tighter),
-    (("entry_points", "*", "gradients", "*", "budget", "*"), _lower_is_tighter),
-    (("bounds", "*"), _higher_is_tighter),
-    (("entry_points", "*", "properties", "*"), lambda a, b: _ORDER[b] > _ORDER[a]),
-    (("status",), lambda a, b: _ORDER[b] > _ORDER[a]),
-)
-# What a contract may gain without anybody's word: more promises, more places that prove them.
-_ADDITIONS: tuple[tuple[str, ...], ...] = (
-    ("entry_points", "*"),
-    ("entry_points", "*", "axes", "*", "values", "*"),
-    ("entry_points", "*", "listed", "*"),
-    ("entry_points", "*", "lanes", "*"),
-    ("entry_points", "*", "properties", "*"),
-    ("entry_points", "*", "variables", "*"),
-    ("sources", "*"),
-    ("bounds", "*"),
-)
-
-
-def _fits(place: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    pairs = zip(place, pattern, strict=False)
-    return len(place) == len(pattern) and all(want in ("*", part) for part, want in pairs)
-
-
-def edits(trusted: Contract, proposed: Contract) -> list[Edit]:
-    """Every difference, with its direction."""
-    before, after = (c.model_dump(mode="json", by_alias=True) for c in (trusted, proposed))
-    return list(_differences(_keyed(before), _keyed(after), ()))
-
-
-def _keyed(value: Any) -> Any:
-    """Lists as mappings, so that an inserted item is one addition and not many changes."""
-    if isinstance(value, dict):
-        return {key: _keyed(item) for key, item in value.items()}
-    if not isinstance(value, list):
-        return value
-    if value and all(isinstance(item, dict) and "name" in item for item in value):
-        return {item["name"]: _keyed(item) for item in value}
-    return {str(item): _keyed(item) for item in value}
-
-
-def _differences(before: Any, after: Any, place: tuple[str, ...]) -> Iterator[Edit]:
-    if before == after:
-        return
-    if isinstance(before, dict) and isinstance(after, dict):
-        shared = [key for key in after if key in before]
-        if [key for key in before if key in after] != shared and place[-1:] == ("outputs",):
-            yield Edit(place=".".join(place), kind="weaker", before="order", after="other order")
-        for key in [*before, *(key for key in after if key not in before)]:
-            yield from _one(before.get(key, _ABSENT), after.get(key, _ABSENT), (*place, key))
-        return
-    yield from _one(before, after, place)
-
-
-_ABSENT = object()
-
-
-def _one(before: Any, after: Any, place: tuple[str, ...]) -> Iterator[Edit]:
-    if before is _ABSENT:
-        additive = any(_fits(place, pattern) for pattern in _ADDITIONS)
-        kind: Literal["adds", "tighter", "weaker"] = "adds" if additive else "weaker"
-    elif after is _ABSENT:
-        # A dropped constraint promises more cells; everything else that goes is a promise less.
-        kind = "adds" if place[-2:-1] == ("constraints",) else "weaker"
-    elif isinstance(before, dict) and isinstance(after, dict):
-        yield from _differences(before, after, place)
-        return
-    elif before == after:
-        return
-    else:
-        tighter = any(_fits(place, p) and check(before, after) for p, check in _DIRECTIONS)
-        kind = "tighter" if tighter else "weaker"
-    show = ["" if side is _ABSENT else str(side)[:80] for side in (before, after)]
-    yield Edit(place=".".join(place), kind=kind, before=show[0], after=show[1])

@@ -44,7 +44,6 @@ class OutputFigures(Strict):
     name: Name
     head: ArmFigures
     base: ArmFigures
-    floor: Figure
     worst_tile: Figure
     worst_at: list[int]
 

@@ -15,6 +15,7 @@ __all__ = ["ATTRIBUTES", "Expression", "ExpressionError", "expression"]
 MAX_LENGTH = 400
 MAX_NODES = 120
 MAX_INT = 2**63
+MAX_RANGE = 65_536
 Value = Any  # int, float, bool, str, None, a tuple of these, or a view with ATTRIBUTES
 
 ATTRIBUTES = frozenset({"shape", "dtype", "ndim", "contiguous", "strides", "requires_grad"})
@@ -24,12 +25,20 @@ def _cdiv(number: int, by: int) -> int:
     return -(-number // by)
 
 
+def _range(*bounds: int) -> tuple[int, ...]:
+    found = range(*bounds)
+    if len(found) > MAX_RANGE:
+        raise ExpressionError(f"a range of more than {MAX_RANGE} numbers")
+    return tuple(found)
+
+
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "abs": abs,
     "cdiv": _cdiv,
     "len": len,
     "max": max,
     "min": min,
+    "range": _range,
     "sum": sum,
 }
 _BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {

@@ -11,7 +11,8 @@ from bot.contract import Contract
 from bot.evidence import CellEvidence, Evidence, OutputFigures
 from bot.model import Cell, Job, Outcome, Plan, Row, Verdict
 from bot.plan import find_cells
-from bot.policy import Margins, Policy
+from bot.policy import Lane, Margins, Policy
+from bot.wire import ROUNDING
 
 __all__ = ["judge"]
 
@@ -30,7 +31,7 @@ def judge(
             rows.append(_row(job, "", Verdict.WAITING, "no evidence yet"))
         elif isinstance(found, str):
             rows.append(_row(job, "", Verdict.LOST, found))
-        elif stranger := _stranger(plan, job, found):
+        elif stranger := _stranger(plan, job, policy.lanes[job.lane], found):
             rows.append(_row(job, "", Verdict.LOST, stranger))
         else:
             rows += _cells(job, policy.margins, contracts[job.op], found)
@@ -50,8 +51,13 @@ def _row(job: Job, cell: str, verdict: Verdict, reason: str) -> Row:
     )
 
 
-def _stranger(plan: Plan, job: Job, evidence: Evidence) -> str | None:
-    """Why evidence is not about this job of this plan."""
+def _stranger(plan: Plan, job: Job, lane: Lane, evidence: Evidence) -> str | None:
+    """Why evidence is not about this job of this plan, or comes from another kind of machine."""
+    environment = evidence.environment
+    if environment.interpreter != lane.interpreter or (environment.device == "cpu") != (
+        lane.device == "cpu"
+    ):
+        return f"evidence is from {environment.device}, not from the lane's {lane.device}"
     expected = {
         "plan": plan.hash,
         "job": job.id,
@@ -95,20 +101,23 @@ def _fault(contract: Contract, cell: Cell, found: CellEvidence, margins: Margins
         side = " (the merge base runs this cell)" if found.base is Outcome.RAN else ""
         return f"{found.head}: {_OUTCOMES[found.head]}{side}"
     expected = call(contract, cell, 0)
-    names = [result.name for result in (*expected.outputs, *expected.gradients)]
+    names = [result.name for result in expected.results]
     if [figures.name for figures in found.outputs] != names:
         return f"missing-row: figures for {', '.join(names)} are due"
     point = contract.entry_points[cell.entry_point]
     budgets = {output.name: output.budget for output in point.outputs}
     budgets |= {f"d{name}": gradient.budget for name, gradient in point.gradients.items()}
+    dtypes = {result.name: result.dtype for result in expected.results}
     for figures in found.outputs:
         limit = budgets[figures.name].get(expected.dtype)  # type: ignore[call-overload]
-        if reason := _figure_fault(figures, limit, margins):
+        if reason := _figure_fault(figures, limit, ROUNDING[dtypes[figures.name]], margins):
             return reason
     return None
 
 
-def _figure_fault(figures: OutputFigures, limit: float | None, margins: Margins) -> str | None:
+def _figure_fault(
+    figures: OutputFigures, limit: float | None, floor: float, margins: Margins
+) -> str | None:
     name, rms = figures.name, figures.head.rms
     if limit is None:
         return f"budget: the contract has none for this dtype of {name}"
@@ -119,7 +128,7 @@ def _figure_fault(figures: OutputFigures, limit: float | None, margins: Margins)
         at = ", ".join(str(index) for index in figures.worst_at)
         ratio, most = figures.worst_tile, margins.tile
         return f"tile: {name} at [{at}] has {ratio:.3g}x the merge base's error, limit {most:g}x"
-    allowed = margins.rms * max(figures.base.rms, figures.floor)
+    allowed = margins.rms * max(figures.base.rms, floor)
     if rms > allowed:
         return f"rms: {name} error {rms:.3g}, limit {allowed:.3g} from the merge base's own"
     return None

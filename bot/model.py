@@ -16,8 +16,9 @@ from bot.document import Strict
 
 __all__ = [
     "AreaScope", "Because", "Cell", "Change", "ChangeSummary", "CheckState", "ChecklistItem",
-    "Confidence", "ContractState", "FileChange", "Finding", "ItemState", "Job", "Outcome", "Plan",
-    "Report", "Row", "Scope", "Severity", "Verdict", "digest",
+    "Confidence", "ContractState", "FileChange", "Finding", "ImpactSummary", "ItemState", "Job",
+    "Outcome", "Plan",
+    "Report", "Row", "Scope", "Severity", "Suppression", "Verdict", "digest",
 ]  # fmt: skip
 
 Oid = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
@@ -148,8 +149,19 @@ class Scope(Strict):
 
     areas: list[AreaScope] = []
     ops: list[str] = []
+    backends: list[str] = []
     entry_points: list[str] = []
+    kernels: list[str] = []
     unknown: list[str] = []
+    widened: list[str] = []
+
+
+class ImpactSummary(Strict):
+    """What the change reaches: tests by path, entry points and contracts by name."""
+
+    tests: list[str] = []
+    entry_points: list[str] = []
+    contracts: list[str] = []
 
 
 class Finding(Strict):
@@ -166,6 +178,15 @@ class Finding(Strict):
     witness: str = ""
 
 
+class Suppression(Strict):
+    """A comment that silences rules on its line."""
+
+    path: str
+    line: int
+    codes: list[str]
+    reason: str
+
+
 class Because(Strict):
     """Why a job is needed: lines of a path that the change adds or edits."""
 
@@ -178,7 +199,10 @@ class Because(Strict):
 
 
 class Job(Strict):
-    """One lane for one op and a set of cells."""
+    """One lane for one op and a set of cells (of test files in a tests lane).
+
+    Evidence of an equal `key` may be used again: same contract, sources, harness and lane.
+    """
 
     id: str
     lane: str
@@ -186,20 +210,26 @@ class Job(Strict):
     cells: list[str]
     required: bool
     because: list[Because]
+    key: str
 
 
 class Plan(Strict):
-    """All jobs that a change needs; `hash` covers everything else."""
+    """All jobs that a change needs, packed for one matrix.
+
+    `judges` names policy and contracts in force; `hash` covers everything else.
+    """
 
     base: Oid
     head: Oid
     merge_base: Oid
     trusted: Oid
     jobs: list[Job]
+    packs: list[list[str]]
+    judges: str
     hash: str
 
     @classmethod
-    def of(cls, change: Change, jobs: list[Job]) -> Plan:
+    def of(cls, change: Change, jobs: list[Job], packs: list[list[str]], judges: str) -> Plan:
         """A plan with its hash."""
         plan = cls(
             base=change.base,
@@ -207,6 +237,8 @@ class Plan(Strict):
             merge_base=change.merge_base,
             trusted=change.trusted,
             jobs=jobs,
+            packs=packs,
+            judges=judges,
             hash="",
         )
         return plan.model_copy(update={"hash": plan.compute_hash()})
@@ -262,8 +294,10 @@ class Report(Strict):
     schema_id: Literal["fla-bot/report@1"] = Field("fla-bot/report@1", alias="schema")
     change: ChangeSummary
     scope: Scope
+    impact: ImpactSummary
     contracts: list[ContractState]
     findings: list[Finding]
+    suppressions: list[Suppression]
     plan: Plan
     rows: list[Row]
     checklist: list[ChecklistItem]

@@ -4,15 +4,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bot import evidence
 from bot.change import Repository
 from bot.check import Analysis, evidence_folder
-from bot.errors import UserError
+from bot.errors import InfraError, UserError
+from bot.evidence import Evidence
 from bot.lanes.job import Progress, run_job
+from bot.model import Job, Plan
 
-__all__ = ["run_plan"]
+__all__ = ["Outcome", "run_plan"]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run did: files written, jobs that had complete evidence, jobs that could not run."""
+
+    written: list[Path] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def run_plan(
@@ -22,24 +34,40 @@ def run_plan(
     lane: str | None,
     evidence_dir: Path | None,
     progress: Progress,
-) -> list[Path]:
-    """Run the jobs of one lane, or of the required lanes; returns the files written."""
-    lanes = analysis.policy.lanes
+) -> Outcome:
+    """Run the jobs of one lane, or of the required lanes.
+
+    A job with complete evidence is not run again: what failed on this head stays failed.
+    """
+    books, planned = analysis.books, analysis.plan
+    lanes = books.policy.lanes
     if lane is not None and lane not in lanes:
         raise UserError(f"no lane `{lane}`; the policy has {', '.join(sorted(lanes))}")
     wanted = [lane] if lane else [name for name, spec in lanes.items() if spec.required]
-    jobs = [job for job in analysis.plan.jobs if job.lane in wanted]
-    folder = evidence_dir or evidence_folder(repository, analysis.plan)
-    written = []
-    for job in jobs:
-        found = run_job(
-            repository,
-            analysis.plan,
-            analysis.policy,
-            analysis.contracts[job.op],
-            job,
-            logs=folder / "logs",
-            progress=progress,
-        )
-        written.append(evidence.write(folder, found))
-    return written
+    folder = evidence_dir or evidence_folder(repository, planned)
+    done = Outcome()
+    for job in planned.jobs:
+        if job.lane not in wanted or job.op not in books.contracts:
+            continue
+        if _is_complete(folder, planned, job):
+            done.kept.append(job.id)
+            continue
+        try:
+            found = run_job(
+                repository,
+                planned,
+                books.policy,
+                books.contracts[job.op],
+                job,
+                logs=folder / "logs",
+                progress=progress,
+            )
+            done.written.append(evidence.write(folder, found))
+        except (InfraError, OSError) as error:
+            done.failed[job.id] = str(error)
+    return done
+
+
+def _is_complete(folder: Path, planned: Plan, job: Job) -> bool:
+    found = evidence.read(folder, job.id)
+    return isinstance(found, Evidence) and found.complete and found.plan == planned.hash

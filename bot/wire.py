@@ -11,7 +11,9 @@ from typing import Any
 
 from bot.model import Outcome
 
-__all__ = ["ANSWERS", "GUARD_BYTES", "POISON", "READY", "TORCH_NAMES", "receive", "send"]
+__all__ = [
+    "ANSWERS", "GUARD_BYTES", "POISON", "READY", "ROUNDING", "TORCH_NAMES", "receive", "send",
+]  # fmt: skip
 
 # One byte answers a call. Whatever else a worker says has no meaning.
 READY = b"I"
@@ -27,6 +29,8 @@ ANSWERS = {
 }
 GUARD_BYTES = 4096
 POISON = 0xFF  # all ones: NaN in every floating format, -1 in every integer one
+# Half a unit in the last place relative to the value: no honest error is held to less.
+ROUNDING = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 TORCH_NAMES = {
     "fp64": "float64",
     "fp32": "float32",

@@ -20,6 +20,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL, CONTRACT = "fla/modules/l2norm.py", "contracts/l2norm.yaml"
+FILES = (
+    *("fla/modules/__init__.py", "fla/modules/l2norm_naive.py", KERNEL),
+    *("contracts/policy.yaml", CONTRACT),
+)
 WRONG = ("grid = (triton.cdiv(N, BN),)", "grid = (max(1, N // BN),)")
 MENDED = ("min(32, TILE // columns)", "min(16, TILE // columns)")
 LOOSER = ("fp32: 2.0e-7", "fp32: 2.0e-5")
@@ -45,9 +49,9 @@ def edit(repository: Path, path: str, replacement: tuple[str, str]) -> None:
 def build(repository: Path) -> None:
     """`main` and the three branches."""
     git(repository.parent, "init", "--quiet", "--initial-branch=main", str(repository))
-    for folder in ("fla/modules", "contracts"):
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, repository / folder, ignore=ignore)
+    for name in FILES:
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, repository / name)
     git(repository, "add", "--all")
     git(repository, "commit", "--quiet", "--message=Start")
     branches = {

@@ -15,6 +15,7 @@ if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
+L2NORM = tuple(f"fla/modules/{name}.py" for name in ("__init__", "l2norm", "l2norm_naive"))
 Write = Callable[[str, str], None]
 
 
@@ -64,9 +65,9 @@ def workbench(tmp_path: Path) -> Workbench:
 @pytest.fixture
 def kernels(workbench: Workbench) -> Workbench:
     """A repository whose main branch holds our l2norm, its contract and the policy."""
-    for folder in ("fla/modules", "contracts"):
-        ignore = shutil.ignore_patterns("__pycache__", "schemas")
-        shutil.copytree(ROOT / folder, workbench.path / folder, ignore=ignore)
+    for name in (*L2NORM, "contracts/l2norm.yaml", "contracts/policy.yaml"):
+        (workbench.path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, workbench.path / name)
     workbench.commit({})
     return workbench
 

@@ -33,12 +33,16 @@ def main() -> None:
     """The job that stands on standard input."""
     order = json.load(sys.stdin)
     torch.set_num_threads(1)
+    if order["device"] == "cuda" and not torch.cuda.is_available():
+        _print("refused", {"reason": "the lane needs a CUDA device; there is none here"})
+        return
     contract = Contract.model_validate_json(json.dumps(order["contract"]))
     tree = Path(order["trusted_tree"]).resolve()
     sys.meta_path.insert(0, TreeFinder(tree, order["roots"]))
     cells = [Cell(c["entry_point"], tuple((a, v) for a, v in c["values"])) for c in order["cells"]]
     points = [contract.entry_points[name] for name in sorted({c.entry_point for c in cells})]
-    references = {point.reference: load(point.reference, tree) for point in points}
+    named = {point.reference for point in points if point.reference}
+    references = {reference: load(reference, tree) for reference in named}
     _print("environment", _environment(order).model_dump(mode="json"))
     arms = {name: Arm(order["arms"][name], order["call_timeout_s"]) for name in ("base", "head")}
     for arm in arms.values():
@@ -75,7 +79,8 @@ def _environment(order: dict[str, Any]) -> Environment:
 
 def _cell(plan: Call, reference: Any, arms: dict[str, Arm], device: str) -> CellEvidence:
     inputs = {spec.name: draw(spec) for spec in plan.tensors}
-    directions = [cotangent(r, plan.seed + i + 1) for i, r in enumerate(plan.outputs)]
+    present = [result for result in plan.outputs if result.present]
+    directions = [cotangent(r, plan.seed + i + 1) for i, r in enumerate(present)]
     truth = _reference(plan, reference, inputs, directions, torch.float64)
     outcomes: dict[str, Outcome] = {}
     found: dict[str, Results] = {}
@@ -84,7 +89,6 @@ def _cell(plan: Call, reference: Any, arms: dict[str, Arm], device: str) -> Cell
         outcomes[name], found[name] = _run(plan, arms[name], inputs, directions, device)
     if outcomes["base"] is not Outcome.RAN:
         found["base"] = _reference(plan, reference, inputs, directions, None)
-    results = [*plan.outputs, *plan.gradients]
     ran = outcomes["head"] is Outcome.RAN
     return CellEvidence(
         cell=plan.cell,
@@ -94,7 +98,7 @@ def _cell(plan: Call, reference: Any, arms: dict[str, Arm], device: str) -> Cell
         seed=plan.seed,
         outputs=[
             compare(r, truth[r.name], found["head"][r.name], found["base"][r.name])
-            for r in results
+            for r in plan.results
             if ran
         ],
     )
@@ -107,34 +111,52 @@ def _run(
     specs = memory.order["tensors"]
     for spec in specs:
         memory.flat(spec, spec["storage"]).copy_(inputs[spec["name"]])
-    for spec, direction in zip(memory.order["cotangents"], directions, strict=False):
-        memory.flat(spec, spec["storage"]).copy_(direction.flatten())
+    for spec, direction in _cotangents(memory, directions):
+        _strided(memory, spec).copy_(direction)
     outcome = arm.run(memory)
     try:
         if outcome is Outcome.RAN:
-            return _collect(plan, memory, inputs)
+            return _collect(plan, memory, inputs, directions)
         return outcome, {}
     finally:
         memory.close()
 
 
-def _collect(plan: Call, memory: Arena, inputs: Results) -> tuple[Outcome, Results]:
+def _cotangents(
+    memory: Arena, directions: list[torch.Tensor]
+) -> list[tuple[dict[str, Any], torch.Tensor]]:
+    repeats = memory.order["repeats"]
+    return [
+        pair
+        for r in repeats
+        if r["cotangents"]
+        for pair in zip(r["cotangents"], directions, strict=True)
+    ]
+
+
+def _strided(memory: Arena, spec: dict[str, Any]) -> torch.Tensor:
+    return memory.flat(spec, spec["storage"]).as_strided(spec["shape"], spec["strides"])
+
+
+def _collect(
+    plan: Call, memory: Arena, inputs: Results, directions: list[torch.Tensor]
+) -> tuple[Outcome, Results]:
     """Read the slots; the first thing that is wrong with them decides."""
     if not memory.guards_hold():
         return Outcome.GUARD, {}
     for spec in memory.order["tensors"]:
-        if not _same_bits(memory.flat(spec, spec["storage"]), inputs[spec["name"]]):
+        kept = _same_bits(memory.flat(spec, spec["storage"]), inputs[spec["name"]])
+        if not kept and not spec["written"]:
             return Outcome.INPUT_MUTATED, {}
-    first, *others = (
-        [memory.flat(s, s["storage"]).clone() for s in (*r["outputs"], *r["gradients"])]
-        for r in memory.order["repeats"]
-    )
+    for spec, direction in _cotangents(memory, directions):
+        if not _same_bits(_strided(memory, spec), direction):
+            return Outcome.INPUT_MUTATED, {}
+    first, *others = memory.results()
     if any(_poisoned(flat) for repeat in (first, *others) for flat in repeat):
         return Outcome.POISON, {}
     if not all(_same_bits(a, b) for other in others for a, b in zip(first, other, strict=True)):
         return Outcome.REPEAT, {}
-    results = [*plan.outputs, *plan.gradients]
-    values = zip(results, first, strict=True)
+    values = zip(plan.results, first, strict=True)
     return Outcome.RAN, {r.name: flat.double().view(r.shape) for r, flat in values}
 
 
@@ -170,13 +192,16 @@ def _reference(
         arguments[spec.name] = tensor.clone().requires_grad_(spec.requires_grad)
     returned = function(**arguments, **plan.plain)
     values = list(returned) if isinstance(returned, tuple | list) else [returned]
-    named = dict(zip((r.name for r in plan.outputs), values, strict=True))
+    pairs = [(r, v) for r, v in zip(plan.outputs, values, strict=True) if r.present]
+    named = {r.name: value for r, value in pairs}
+    named |= {r.name: arguments[r.name] for r in plan.written}
     if plan.gradients:
         wanted = [arguments[r.name.removeprefix("d")] for r in plan.gradients]
-        seeds = [d.to(v.dtype) for d, v in zip(directions, values, strict=True)]
-        gradients = torch.autograd.grad(values, wanted, seeds)
+        aims = [(v, d.to(v.dtype)) for (_, v), d in zip(pairs, directions, strict=True)]
+        outputs, seeds = zip(*((v, d) for v, d in aims if v.requires_grad), strict=True)
+        gradients = torch.autograd.grad(outputs, wanted, seeds)
         named |= dict(zip((r.name for r in plan.gradients), gradients, strict=True))
-    kinds = {r.name: r for r in (*plan.outputs, *plan.gradients)}
+    kinds = {r.name: r for r in plan.results}
     return {name: _declared(value, kinds[name], dtype) for name, value in named.items()}
 
 

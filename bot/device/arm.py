@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bot.cells import Call, Result, row_major
+from bot.cells import Call, Result, layout, row_major
 from bot.model import Outcome
 from bot.wire import ANSWERS, GUARD_BYTES, POISON, READY, TORCH_NAMES, send
 
@@ -21,6 +21,8 @@ __all__ = ["DTYPES", "Arena", "Arm", "arena"]
 
 DTYPES = {name: getattr(torch, word) for name, word in TORCH_NAMES.items()}
 REPEATS = 2
+# A second call gets the same cotangents with other strides: the result must be the same bits.
+LAYOUTS = ("contiguous", "sliced")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -35,6 +37,8 @@ class Arena:
 
     def flat(self, spec: dict[str, Any], count: int) -> torch.Tensor:
         """A slot as a flat tensor on the shared memory."""
+        if not count:
+            return torch.empty(0, dtype=DTYPES[spec["dtype"]])
         return torch.frombuffer(
             self.memory, dtype=DTYPES[spec["dtype"]], count=count, offset=spec["offset"]
         )
@@ -46,6 +50,19 @@ class Arena:
         for start, end in self.slots:
             outside[start:end] = False
         return bool((view[outside] == POISON).all())
+
+    def results(self) -> list[list[torch.Tensor]]:
+        """For each repeat, copies of the results in the order of `Call.results`."""
+        groups = ("outputs", "written", "gradients")
+        return [
+            [
+                self.flat(s, s["storage"]).clone()
+                for group in groups
+                for s in repeat[group]
+                if "offset" in s
+            ]
+            for repeat in self.order["repeats"]
+        ]
 
     def close(self) -> None:
         """Give the memory back."""
@@ -79,6 +96,18 @@ def arena(call: Call, device: str) -> Arena:
             "offset": place(count, item.dtype),
         }
 
+    def cotangent(item: Result, kind: str) -> dict[str, Any]:
+        strides, storage = layout(kind, item.shape)
+        return {
+            "name": item.name,
+            "shape": list(item.shape),
+            "dtype": item.dtype,
+            "strides": strides,
+            "storage": storage,
+            "requires_grad": False,
+            "offset": place(storage, item.dtype),
+        }
+
     tensors = [
         {
             "name": item.name,
@@ -87,17 +116,24 @@ def arena(call: Call, device: str) -> Arena:
             "storage": item.storage,
             "dtype": item.dtype,
             "requires_grad": item.requires_grad,
+            "written": item.written,
+            "host": item.host,
             "offset": place(item.storage, item.dtype),
         }
         for item in call.tensors
     ]
-    cotangents = [result(item) for item in call.outputs] if call.gradients else []
+    present = [item for item in call.outputs if item.present]
+    seeded = present if call.gradients else []
     repeats = [
         {
-            "outputs": [result(item) for item in call.outputs],
+            "cotangents": [cotangent(item, LAYOUTS[i % 2 if item.shape else 0]) for item in seeded],
+            "outputs": [
+                result(item) if item.present else {"alias": item.alias} for item in call.outputs
+            ],
+            "written": [result(item) for item in call.written],
             "gradients": [result(item) for item in call.gradients],
         }
-        for _ in range(REPEATS)
+        for i in range(REPEATS)
     ]
     fd = os.memfd_create("fla-bot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, offset)
@@ -110,7 +146,7 @@ def arena(call: Call, device: str) -> Arena:
         "size": offset,
         "tensors": tensors,
         "plain": call.plain,
-        "cotangents": cotangents,
+        "inference": call.inference,
         "repeats": repeats,
     }
     return Arena(fd, memory, order, slots)

@@ -10,7 +10,7 @@ import torch
 
 from bot.cells import Result
 from bot.evidence import HUGE, ArmFigures, OutputFigures
-from bot.wire import TORCH_NAMES
+from bot.wire import ROUNDING
 
 __all__ = ["compare"]
 
@@ -50,7 +50,7 @@ def compare(
     base happens to be exact from turning honest rounding into a failure.
     """
     scale = float((truth * truth).mean().sqrt()) if truth.numel() else 0.0
-    step = 0.5 * torch.finfo(getattr(torch, TORCH_NAMES[result.dtype])).eps
+    step = ROUNDING[result.dtype]
     errors = [
         torch.nan_to_num(t - truth, nan=HUGE**0.4, posinf=HUGE**0.4, neginf=HUGE**0.4)
         for t in (head, base)
@@ -70,7 +70,6 @@ def compare(
         name=result.name,
         head=_arm(errors[0], scale),
         base=_arm(errors[1], scale),
-        floor=step,
         worst_tile=_finite(worst),
         worst_at=at,
     )

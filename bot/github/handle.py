@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +20,7 @@ __all__ = ["Write", "handle"]
 
 CHECK_NAME = "fla-bot/ready"
 MAX_EVENT_BYTES = 25 << 20  # GitHub caps webhook payloads at 25 MB
+MAX_BODY = 65_536
 _ACTIONS = frozenset({"opened", "reopened", "synchronize", "edited", "ready_for_review"})
 
 
@@ -43,13 +44,19 @@ class _PullRequest(_Payload):
 
 
 class _RepositoryName(_Payload):
-    full_name: str = Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$")
+    full_name: str = Field(pattern=r"^[A-Za-z0-9-]+/([A-Za-z0-9_-][A-Za-z0-9_.-]*|\.[\w-][\w.-]*)$")
 
 
-class _Event(_Payload):
+class _Action(_Payload):
     action: str
+
+
+class _Event(_Action):
     pull_request: _PullRequest
     repository: _RepositoryName
+
+
+Payload = TypeVar("Payload", bound=_Payload)
 
 
 class Write(Strict):
@@ -68,20 +75,26 @@ def handle(
         known = "pull_request, pull_request_target"
         given = f"`{name}`" if name else "none (set --event-name or GITHUB_EVENT_NAME)"
         raise UserError(f"event kind {given} is not handled; known kinds: {known}")
-    event = _read(path)
-    if event.action not in _ACTIONS:
+    if _read(path, _Action).action not in _ACTIONS:
         return []
+    event = _read(path, _Event)
     pull = event.pull_request
-    request = Request(base=pull.base.sha, head=pull.head.sha, trusted=pull.base.sha)
-    found = report(repository, analyse(repository, request), evidence_dir)
+    request = Request(
+        base=pull.base.sha,
+        head=pull.head.sha,
+        trusted=pull.base.sha,
+        title=pull.title,
+        body=pull.body or "",
+    )
+    found = report(repository, analyse(repository, request), request, evidence_dir)
     return list(_writes(event, found))
 
 
-def _read(path: Path) -> _Event:
+def _read(path: Path, model: type[Payload]) -> Payload:
     try:
         if path.stat().st_size > MAX_EVENT_BYTES:
             raise UserError(faults=[Fault(str(path), 0, 0, "larger than any GitHub payload")])
-        return _Event.model_validate_json(path.read_bytes())
+        return model.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(faults=[Fault(str(path), 0, 0, error.strerror or str(error))]) from error
     except ValidationError as error:
@@ -101,7 +114,8 @@ def _writes(event: _Event, found: Report) -> list[Write]:
         writes.append(Write(method="POST", path=f"{root}/issues/{number}/comments", body=body))
     old = event.pull_request.body or ""
     new = put_block(old, body_block(found))
-    if new != old:
+    # A body without room keeps its text; check and comment say the same.
+    if new != old and len(new) <= MAX_BODY:
         writes.append(Write(method="PATCH", path=f"{root}/pulls/{number}", body={"body": new}))
     return writes
 

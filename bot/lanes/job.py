@@ -118,7 +118,8 @@ def run_job(
     """Evidence of a job; what the workers printed goes to files in `logs`."""
     lane = policy.lanes[job.lane]
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fla-bot-job-") as scratch:
+    # A process that outlived its group may still write there.
+    with tempfile.TemporaryDirectory(prefix="fla-bot-job-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         commits = {"base": plan.merge_base, "head": plan.head, "trusted": plan.trusted}
         for name, commit in commits.items():
@@ -177,10 +178,22 @@ def _drive(
     done = 0
     with device.stdout:
         for line in device.stdout:
-            message: dict[str, Any] = json.loads(line)
+            message = _message(line)
             done += "cell" in message
             progress(f"{job.lane} {job.op}: {done}/{len(job.cells)} cells")
             yield message
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise InfraError("the device process wrote something unreadable") from error
+    if not isinstance(message, dict):
+        raise InfraError("the device process wrote something unreadable")
+    if "refused" in message:
+        raise InfraError(str(message["refused"].get("reason")))
+    return message
 
 
 def _start_worker(session: _Session, policy: Policy, name: str, end: socket.socket) -> None:

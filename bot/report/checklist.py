@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bot.contract import Edit
+from bot.amendment import Edit
 from bot.model import (
     ChecklistItem,
     CheckState,
@@ -17,8 +17,8 @@ from bot.model import (
     Job,
     Plan,
     Row,
-    Scope,
     Severity,
+    Suppression,
     Verdict,
     digest,
 )
@@ -28,29 +28,41 @@ __all__ = ["Facts", "checklist", "conclude"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that decides a checklist row."""
+    """What is known without evidence and decides checklist rows.
 
-    scope: Scope
+    `signatures`: what is wrong with an entry point's signature. `unproven`: number of cells that
+    no required lane proves, by op. What only a person may let through has digests: `new_ops`,
+    `removed` contracts, `sensitive` paths, edited `references`, `policy_changed`.
+    """
+
     contracts: list[ContractState]
     faults: Mapping[str, str]
     required_ops: list[str]
     edits: Mapping[str, list[Edit]]
-    new_ops: list[str]
-    removed: list[str]
+    new_ops: Mapping[str, str]
+    removed: Mapping[str, str]
     policy_changed: str
+    sensitive: Mapping[str, str]
+    references: Mapping[str, str]
+    signatures: Mapping[str, str]
     findings: list[Finding]
+    suppressions: list[Suppression]
     plan: Plan
-    rows: list[Row]
     unproven: Mapping[str, int]
 
 
-def checklist(facts: Facts) -> list[ChecklistItem]:
+def checklist(
+    facts: Facts, rows: Sequence[Row], words: Iterable[tuple[str, ItemState, str]]
+) -> list[ChecklistItem]:
     """All rows, in the order in which a person would mend them."""
     return [
         *_contract_items(facts),
         *_weakened_items(facts),
+        *_signature_items(facts),
         _rules_item(facts),
-        *(_job_item(job, facts) for job in facts.plan.jobs),
+        *_suppression_items(facts),
+        *(_item(name, state, text) for name, state, text in words),
+        *(_job_item(job, rows) for job in facts.plan.jobs),
         *_unproven_items(facts),
     ]
 
@@ -75,7 +87,8 @@ def _contract_items(facts: Facts) -> Iterator[ChecklistItem]:
             state = ItemState.FAILED if required else ItemState.NOT_APPLICABLE
             yield _item(name, state, f"{contract.op} has no contract; add {contract.path}")
         else:
-            state = ItemState.FAILED if required else ItemState.TODO
+            # A draft never ticks and never blocks, but where one must be enforced it is missing.
+            state = ItemState.FAILED if required else ItemState.NOT_APPLICABLE
             yield _item(name, state, f"the contract of {contract.op} is a draft", contract.path)
 
 
@@ -85,7 +98,8 @@ def _weakened_items(facts: Facts) -> Iterator[ChecklistItem]:
         weaker = [edit for edit in edits if edit.kind == "weaker"]
         state = ItemState.HUMAN if weaker else ItemState.DONE
         shown = "; ".join(
-            f"{e.place}: {e.before or 'absent'} -> {e.after or 'removed'}" for e in weaker[:5]
+            f"{e.place}: {e.before[:80] or 'absent'} -> {e.after[:80] or 'removed'}"
+            for e in weaker[:5]
         )
         if len(weaker) > 5:
             shown += f"; and {len(weaker) - 5} more"
@@ -94,13 +108,41 @@ def _weakened_items(facts: Facts) -> Iterator[ChecklistItem]:
         if not weaker:
             text = f"the contract of {op} promises more ({len(edits)} edits)"
         yield _item(f"contract-change:{op}", state, text, shown)
-    for op in facts.new_ops:
-        yield _item(f"new-op:{op}", ItemState.HUMAN, f"{op} is a new op; a person must accept it")
-    for op in facts.removed:
-        yield _item(f"removed:{op}", ItemState.HUMAN, f"the contract of {op} is removed")
+    for op, code in facts.new_ops.items():
+        text = f"{op} is a new op; a person must accept {code}"
+        yield _item(f"new-op:{op}", ItemState.HUMAN, text)
+    for op, code in facts.removed.items():
+        text = f"the contract of {op} is removed; a person must accept {code}"
+        yield _item(f"removed:{op}", ItemState.HUMAN, text)
+    for name, code in facts.references.items():
+        text = f"the reference of {name} is edited; a person must accept {code}"
+        yield _item(f"reference:{name}", ItemState.HUMAN, text)
+    if facts.sensitive:
+        code = digest(sorted(facts.sensitive.items()))
+        text = f"what judges or builds is edited; a person must accept {code}"
+        yield _item("sensitive", ItemState.HUMAN, text, ", ".join(sorted(facts.sensitive)[:10]))
     if facts.policy_changed:
         text = f"the policy is edited; a person must accept {facts.policy_changed}"
         yield _item("policy-change", ItemState.HUMAN, text)
+
+
+def _signature_items(facts: Facts) -> Iterator[ChecklistItem]:
+    for name, fault in facts.signatures.items():
+        text = f"{name} no longer has the signature that its contract promises"
+        yield _item(f"signature:{name}", ItemState.FAILED, text, fault)
+
+
+def _suppression_items(facts: Facts) -> Iterator[ChecklistItem]:
+    """Each silenced rule needs a person; the digest is what they accept."""
+    if not facts.suppressions:
+        return
+    code = digest([suppression.model_dump() for suppression in facts.suppressions])
+    shown = "; ".join(
+        f"{s.path}:{s.line} {', '.join(s.codes)}: {s.reason}" for s in facts.suppressions[:5]
+    )
+    count = len(facts.suppressions)
+    text = f"{count} new suppression{'s' * (count > 1)}; a person must accept {code}"
+    yield _item("suppressions", ItemState.HUMAN, text, shown)
 
 
 def _rules_item(facts: Facts) -> ChecklistItem:
@@ -113,8 +155,8 @@ def _rules_item(facts: Facts) -> ChecklistItem:
     return _item("rules", ItemState.DONE, "the change adds no finding")
 
 
-def _job_item(job: Job, facts: Facts) -> ChecklistItem:
-    rows = [row for row in facts.rows if row.job == job.id]
+def _job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
+    rows = [row for row in all_rows if row.job == job.id]
     name, cells = f"job:{job.id}", len(job.cells)
     bad = [row for row in rows if row.verdict is Verdict.FAIL]
     open_ = [row for row in rows if row.verdict not in (Verdict.FAIL, Verdict.PASS, Verdict.WAIVED)]

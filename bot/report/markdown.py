@@ -8,13 +8,14 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from bot.errors import UserError
 from bot.model import ItemState, Report, Verdict
 
 __all__ = ["BEGIN", "END", "body_block", "comment", "escape", "put_block", "table"]
 
 BEGIN, END = "<!-- fla-bot:begin -->", "<!-- fla-bot:end -->"
 MAX_ROWS = 20
+MAX_ITEMS = 40  # of at most 600 characters each, escaped: a third of what a comment may hold
+_QUIET = (ItemState.DONE, ItemState.NOT_APPLICABLE)
 _BOX = {
     ItemState.DONE: "[x]",
     ItemState.TODO: "[ ]",
@@ -32,7 +33,7 @@ def escape(text: str, limit: int = 300) -> str:
     shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     shown = re.sub(r"([\\`*_{}\[\]()|~!$])", r"\\\1", shown)
     # A zero-width joiner keeps `@name`, `#1` and bare links from being picked up.
-    return re.sub(r"(@|#|://|(?<=www)\.)", "\\1\u200d", shown)
+    return re.sub(r"(@|#|://|(?<=www)\.|GH-)", "\\1\u200d", shown)
 
 
 def _visible(char: str) -> bool:
@@ -55,13 +56,20 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _checklist(report: Report) -> list[str]:
+    """Finished rows are the first to be left out of a list that is too long."""
     lines = []
+    ranked = sorted(report.checklist, key=lambda item: item.state in _QUIET)
+    shown = {id(item) for item in ranked[:MAX_ITEMS]}
     for item in report.checklist:
+        if id(item) not in shown:
+            continue
         note = f" ({escape(item.evidence)})" if item.evidence else ""
         box = _BOX.get(item.state)
         lines.append(
             f"- {box} {escape(item.text)}{note}" if box else f"- {escape(item.text)}{note}"
         )
+    if len(report.checklist) > MAX_ITEMS:
+        lines.append(f"- and {len(report.checklist) - MAX_ITEMS} more, see the JSON report")
     return lines
 
 
@@ -102,15 +110,27 @@ def comment(report: Report) -> str:
 
 
 def put_block(body: str, block: str) -> str:
-    """The body with its managed block replaced, or appended; nothing else is changed."""
+    """The body with its managed block replaced, or appended; no other character is changed.
+
+    A block that stands twice is reduced to the first, markers without a partner are taken out: a
+    person's text is never inside what is removed, unless they wrote it between two markers.
+    """
     newline = "\r\n" if "\r\n" in body else "\n"
     block = block.replace("\n", newline)
-    begins, ends = body.count(BEGIN), body.count(END)
-    if begins == ends == 0:
+    pieces = re.split(f"({re.escape(BEGIN)}|{re.escape(END)})", body)
+    kept, place, i = [""], None, 0
+    while i < len(pieces):
+        piece = pieces[i]
+        if piece in (BEGIN, END):
+            place = len(kept) if place is None else place
+            closed = piece == BEGIN and pieces[i + 2 : i + 3] == [END]
+            i += 3 if closed else 1
+            kept.append("")
+        else:
+            kept.append(piece)
+            i += 1
+    if place is None:
         gap = "" if not body else newline if body.endswith("\n") else newline * 2
         return f"{body}{gap}{block}{newline}"
-    start, end = body.find(BEGIN), body.find(END)
-    if begins != 1 or ends != 1 or end < start:
-        message = f"the managed block is damaged; leave one `{BEGIN}` before one `{END}`"
-        raise UserError(message)
-    return body[:start] + block + body[end + len(END) :]
+    kept[place] = block
+    return "".join(kept)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bot.model import CheckState, ItemState, Report, Verdict
 
-__all__ = ["show"]
+__all__ = ["console", "show"]
 
 MAX_ROWS = 5
 _MARK = {
@@ -26,6 +26,17 @@ _STYLE = {
     CheckState.FAILURE: "bold red",
     CheckState.ACTION_REQUIRED: "bold magenta",
 }
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the caller, who knows the exit status."""
+        raise BrokenPipeError
+
+
+def console() -> Console:
+    """Standard output, without guesses at what deserves a colour."""
+    return _Console(highlight=False)
 
 
 def _line(console: Console, text: str, style: str = "", indent: int = 0) -> None:

@@ -12,7 +12,9 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bot.model import Outcome
 from bot.tree import TreeFinder, load
@@ -28,7 +30,7 @@ def main() -> None:
     tree = Path(sys.argv[2]).resolve()
     sys.meta_path.insert(0, TreeFinder(tree, sys.argv[3].split(",")))
     order, _ = receive(channel)
-    functions = {target: load(target, tree) for target in order["targets"]}
+    functions = {target: _load(target, tree) for target in order["targets"]}
     channel.sendall(READY)
     while True:
         order, (fd, *_) = receive(channel)
@@ -45,6 +47,19 @@ def main() -> None:
             outcome = Outcome.RAISED
         sys.stderr.flush()
         channel.sendall(_LETTERS[outcome])
+
+
+def _load(target: str, tree: Path) -> Callable[..., Any]:
+    """One target that is not there (an entry point newer than this tree) does not stop the rest."""
+    try:
+        return load(target, tree)
+    except Exception as error:  # noqa: BLE001  # importing runs code of the tree under test
+        reason = error
+
+    def absent(**_: Any) -> None:
+        raise reason
+
+    return absent
 
 
 if __name__ == "__main__":

@@ -19,8 +19,19 @@ __all__ = ["PoisonedAllocations", "Refused", "perform"]
 DTYPES = {name: getattr(torch, word) for name, word in TORCH_NAMES.items()}
 _EMPTY = frozenset(
     getattr(torch.ops.aten, name)
-    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    for name in (
+        *("empty", "empty_like", "empty_permuted", "empty_strided"),
+        *("new_empty", "new_empty_strided"),
+    )
 )
+
+
+_REPLACES = frozenset(getattr(torch.ops.aten, name) for name in ("resize_", "resize", "set_"))
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is anything to guard: not for empty, sparse and meta tensors."""
+    return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
 
 
 class Refused(Exception):
@@ -36,24 +47,27 @@ class PoisonedAllocations(TorchDispatchMode):  # type: ignore[misc]  # torch is 
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks: list[torch.Tensor] = []
+        self.blocks: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the memory of a fresh tensor; everything else passes through."""
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _EMPTY and result.layout is torch.strided:
+        if func.overloadpacket in _REPLACES:
+            # The tensor may grow over its guard bands; it gets memory of its own.
+            self.blocks.pop(result.untyped_storage().data_ptr(), None)
+        if func.overloadpacket in _EMPTY and _has_memory(result):
             size = result.untyped_storage().nbytes()
             block = torch.full(
                 (size + 2 * GUARD_BYTES,), POISON, dtype=torch.uint8, device=result.device
             )
-            self.blocks.append(block)
+            self.blocks[block.untyped_storage().data_ptr()] = block
             inner = block[GUARD_BYTES : GUARD_BYTES + size].view(result.dtype)
             return inner.as_strided(result.shape, result.stride(), inner.storage_offset())
         return result
 
     def check(self) -> None:
         """Refuse if a guard band was written."""
-        for block in self.blocks:
+        for block in self.blocks.values():
             bands = torch.cat((block[:GUARD_BYTES], block[-GUARD_BYTES:]))
             if not bool((bands == POISON).all()):
                 raise Refused(Outcome.GUARD, "memory next to an allocation was written")
@@ -64,13 +78,15 @@ def perform(function: Callable[..., Any], order: dict[str, Any], memory: mmap.mm
     """Run the call as often as there are result slots, each time from the same inputs."""
     for results in order["repeats"]:
         inputs = {spec["name"]: _tensor(spec, memory, order) for spec in order["tensors"]}
-        cotangents = [_tensor(spec, memory, order) for spec in order["cotangents"]]
-        with PoisonedAllocations() as allocations:
+        cotangents = [_tensor(spec, memory, order) for spec in results["cotangents"]]
+        with torch.inference_mode(order["inference"]), PoisonedAllocations() as allocations:
             values = _outputs(function(**inputs, **order["plain"]), results["outputs"], inputs)
             gradients = _gradients(values, cotangents, inputs, results["gradients"])
             _synchronize(order)
             allocations.check()
-        for value, slot in zip((*values, *gradients), _slots(results), strict=True):
+        written = [inputs[slot["name"]] for slot in results["written"]]
+        slots = [slot for group in _GROUPS for slot in results[group] if "offset" in slot]
+        for value, slot in zip((*values, *written, *gradients), slots, strict=True):
             _slot(slot, memory).copy_(value.detach())
         _return_inputs(inputs, order, memory)
 
@@ -80,17 +96,21 @@ def _synchronize(order: dict[str, Any]) -> None:
         torch.cuda.synchronize()
 
 
-def _slots(results: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*results["outputs"], *results["gradients"]]
+_GROUPS = ("outputs", "written", "gradients")
 
 
 def _flat(memory: mmap.mmap, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    if not count:
+        return torch.empty(0, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
 
 
 def _tensor(spec: dict[str, Any], memory: mmap.mmap, order: dict[str, Any]) -> torch.Tensor:
     dtype = DTYPES[spec["dtype"]]
-    storage = _flat(memory, spec["offset"], spec["storage"], dtype).to(order["device"])
+    place = "cpu" if spec.get("host") else order["device"]
+    storage = _flat(memory, spec["offset"], spec["storage"], dtype).to(place)
+    if spec.get("written"):
+        storage = storage.clone()  # every repeat starts from the same values
     tensor = storage.as_strided(spec["shape"], spec["strides"])
     return tensor.requires_grad_() if spec["requires_grad"] else tensor
 
@@ -105,14 +125,21 @@ def _slot(spec: dict[str, Any], memory: mmap.mmap) -> torch.Tensor:
 def _outputs(
     returned: Any, slots: list[dict[str, Any]], inputs: dict[str, torch.Tensor]
 ) -> list[torch.Tensor]:
+    """The fresh tensors among the results; None and arguments stand where they are declared."""
     values = list(returned) if isinstance(returned, tuple | list) else [returned]
     if len(values) != len(slots):
         raise Refused(Outcome.ARITY, f"{len(values)} results, {len(slots)} declared")
     for value, slot in zip(values, slots, strict=True):
+        if "alias" in slot:
+            if value is not inputs.get(slot["alias"]):
+                due = slot["alias"] or "None"
+                raise Refused(Outcome.ARITY, f"something else where {due} is due")
+            continue
         _check(value, slot)
         if any(_shares(value, tensor) for tensor in inputs.values()):
             raise Refused(Outcome.ALIAS, f"{slot['name']} shares memory with an input")
-    return values
+    pairs = zip(values, slots, strict=True)
+    return [value for value, slot in pairs if "offset" in slot]
 
 
 def _check(value: Any, slot: dict[str, Any]) -> None:
@@ -158,5 +185,7 @@ def _return_inputs(
     if order["device"] == "cpu":
         return
     for spec in order["tensors"]:
+        if spec["written"] or spec["host"]:
+            continue
         flat = _flat(memory, spec["offset"], spec["storage"], DTYPES[spec["dtype"]])
         flat.copy_(inputs[spec["name"]].detach().as_strided((spec["storage"],), (1,)))

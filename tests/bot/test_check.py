@@ -48,7 +48,18 @@ def test_change_of_nothing_that_matters_is_ready(
     kernels.write({"docs/x.md": "text"})
     code, report = check(capsys, kernels)
     assert (code, report.state, report.plan.jobs) == (0, CheckState.SUCCESS, [])
-    assert report.scope.unknown == ["docs/x.md"]
+    assert [(area.area, area.paths) for area in report.scope.areas] == [("docs", ["docs/x.md"])]
+
+
+def test_path_of_no_area_widens_to_everything(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels.write({"strange.cfg": "text"})
+    _, report = check(capsys, kernels)
+    assert report.scope.unknown == ["strange.cfg"]
+    assert any(line.startswith("strange.cfg:") for line in report.scope.widened)
+    assert report.impact.contracts == ["l2norm"]
+    assert {job.op for job in report.plan.jobs} >= {"l2norm"}
 
 
 def test_call_that_does_not_bind_is_red_and_names_its_line(
@@ -116,10 +127,12 @@ def test_new_op_needs_a_person_and_its_own_contract_plans_jobs(
     other = text.replace("op: l2norm", "op: other").replace(
         "/fla/modules/l2norm", "/fla/modules/other"
     )
-    kernels.write({"contracts/other.yaml": other, "fla/modules/other.py": "x = 1\n"})
+    other = other.replace("fla.modules.l2norm", "fla.modules.other")
+    kernel = (kernels.path / KERNEL).read_text()
+    kernels.write({"contracts/other.yaml": other, "fla/modules/other.py": kernel})
     _, report = check(capsys, kernels)
     assert items(report)["new-op:other"] == "human"
-    assert {job.op for job in report.plan.jobs} == {"other"}
+    assert {job.op for job in report.plan.jobs if job.lane != "tests:cpu"} == {"other"}
 
 
 def test_required_area_without_contract_is_red(

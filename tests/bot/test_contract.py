@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bot.contract import Contract, edits, load
+from bot.amendment import edits
+from bot.cells import check_cells
+from bot.contract import Contract, load
 from bot.errors import UserError
 from bot.policy import load as load_policy
 
@@ -34,23 +36,21 @@ def test_five_faults_are_reported_at_once_each_at_its_place(contract_text: bytes
     broken = edited(
         contract_text,
         ("status: enforced", "status: inforced"),
-        ("owners:", "ovners:"),
+        ("bounds:", "bonds:"),
         ("x.dtype == fp16", "x.__class__"),
-        ("{D: 100}", "{E: 100}"),
+        ("target: fla.modules", "target: 1fla.modules"),
         ("fp32: 2.0e-7", "fp32: -1"),
     )
     found = faults(broken)
     expected = {
         place(broken, "status: inforced"): "status",
-        place(broken, "ovners"): "unknown key `ovners`",
+        place(broken, "bonds"): "unknown key `bonds`",
         place(broken, "when: x.__class__"): "__class__",
         place(broken, "fp32: -1"): "greater than 0",
-        (1 + 1, 1): "`owners` is missing",
+        place(broken, "target: 1fla"): "target",
     }
-    # `E` is only looked at once the file is well formed; it is a fault of its own below.
-    for (line, column), word in list(expected.items())[:4]:
+    for (line, column), word in expected.items():
         assert any(f[:2] == (line, column) and word in f[2] for f in found), (word, found)
-    assert any("`owners` is missing" in message for _, _, message in found)
     assert len(found) == 5
 
 
@@ -96,7 +96,8 @@ def test_policy_faults_have_places_too() -> None:
     lines = [(fault.line, fault.message) for fault in caught.value.faults]
     assert (5, "unknown key `what`") in lines
     assert any(line == 2 and "source_roots" in message for line, message in lines)
-    assert sum("is missing" in message for _, message in lines) == 3
+    missing = {message for _, message in lines if "is missing" in message}
+    assert missing == {f"`{name}` is missing" for name in ("python", "lanes", "margins")}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,13 @@ def test_policy_faults_have_places_too() -> None:
         (', "correctness:sm90"]', "]", "weaker"),
         ("naive_l2norm\n", "other_l2norm\n", "weaker"),
         ("tile: {B: 1, T: 16, H: 1}", "tile: {B: 1, T: 64, H: 1}", "weaker"),
+        ("x: {dims: [B, T, H, D]", "x: {dims: [D, T, H, B]", "weaker"),
+        ("x: {dims: [B, T, H, D]", "x: {dims: [B, T, H, D, D]", "weaker"),
+        (
+            "          d64: {",
+            '          d2: {set: {D: 2}, when: "x.shape[-1] == 2"}\n          d64: {',
+            "weaker",
+        ),
         ('owners: ["@fla-bot/kernels"]', 'owners: ["@me"]', "weaker"),
     ],
 )
@@ -128,6 +136,54 @@ def test_direction_of_an_edit(contract_text: bytes, old: str, new: str, kind: st
     kinds = {edit.kind for edit in edits(trusted, proposed)}
     assert kind in kinds
     assert kind == "weaker" or "weaker" not in kinds
+
+
+def test_digest_of_an_edit_covers_all_of_it(contract_text: bytes) -> None:
+    trusted = load(contract_text, "c.yaml")
+    long = "eps: {value: " + " + ".join(["eps"] * 25)
+    found = [
+        edits(trusted, load(edited(contract_text, ("eps: {value: eps", f"{long} + {end}")), "c"))
+        for end in (0, 1000)
+    ]
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("{D: 100}", "{D: -5}", "not a size"),
+        ("{family: tiny}", "{family: nonsense}", "not a family"),
+        ('layout != "transposed" or', "1 / 0 or", "division by zero"),
+        ("{layout: sliced}", "{layout: diagonal}", "unknown layout"),
+    ],
+)
+def test_cell_that_cannot_be_built_is_a_fault(
+    contract_text: bytes, old: str, new: str, words: str
+) -> None:
+    contract = load(edited(contract_text, (old, new)), "c.yaml")
+    assert any(words in fault for fault in check_cells(contract))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("{B: 2, T: 33", "{normal: zeros, B: 2, T: 33", "is a word of the grammar"),
+        ('"/fla/modules/l2norm.py"', '"!x"', "not a positive"),
+        ('"/fla/modules/l2norm.py"', '"/*a*a*a*a*b"', "wildcards in one segment"),
+        ('"/fla/modules/l2norm.py"', '"{op}{op}"', "redefinition"),
+    ],
+)
+def test_words_and_globs_that_would_mislead(
+    contract_text: bytes, old: str, new: str, words: str
+) -> None:
+    assert words in " / ".join(f[2] for f in faults(edited(contract_text, (old, new))))
+
+
+def test_too_many_pairs_of_axis_values_are_refused(contract_text: bytes) -> None:
+    values = "".join(f"          v{n}: {{set: {{}}, when: 'True'}}\n" for n in range(60))
+    axes = "".join(f"      a{n}:\n        values:\n{values}" for n in range(10))
+    broken = edited(contract_text, ("    axes:\n", f"    axes:\n{axes}"))
+    assert "pairs of axis values" in " / ".join(f[2] for f in faults(broken))
 
 
 def test_equal_contracts_have_no_edits(contract_text: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bot.errors import UserError
 from bot.report.markdown import BEGIN, END, escape, put_block, table
 
 
@@ -56,7 +55,25 @@ def test_block_is_added_once_and_replaced_in_place(before: str, newline: str) ->
     assert other.replace("newer", "new") == body
 
 
-@pytest.mark.parametrize("body", [BEGIN, END, END + BEGIN, BLOCK + BLOCK, BEGIN + BLOCK])
-def test_damaged_block_is_not_guessed_at(body: str) -> None:
-    with pytest.raises(UserError, match="managed block is damaged"):
-        put_block(body, BLOCK)
+OLD = f"{BEGIN}\nold\n{END}"
+
+
+@pytest.mark.parametrize(
+    ("body", "repaired"),
+    [
+        (f"a{BEGIN}b", f"a{BLOCK}b"),
+        (f"a{END}b", f"a{BLOCK}b"),
+        (f"a{END}b{BEGIN}c", f"a{BLOCK}bc"),
+        (f"a{OLD}b{OLD}c", f"a{BLOCK}bc"),
+        (f"a{BEGIN}b{OLD}c", f"a{BLOCK}bc"),
+        (f"a{OLD}b{END}c", f"a{BLOCK}bc"),
+    ],
+)
+def test_damaged_block_becomes_one_and_no_text_is_lost(body: str, repaired: str) -> None:
+    assert put_block(body, BLOCK) == repaired
+    assert put_block(repaired, BLOCK) == repaired
+
+
+def test_long_body_with_crlf_keeps_every_character() -> None:
+    body = "é|`@x <!-- c -->\r\n" * 4000
+    assert put_block(body[:65_536], BLOCK).startswith(body[:65_536])

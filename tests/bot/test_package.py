@@ -13,6 +13,9 @@ import pytest
 
 from tests.conftest import ROOT, Workbench
 
+KERNEL = "fla/modules/l2norm.py"
+EDIT = {KERNEL: (ROOT / KERNEL).read_text().replace("TILE = 4096", "TILE = 2048")}
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -79,7 +82,7 @@ def test_bot_imports_and_checks_where_torch_is_not_installed(
     python = [str(bare / "bin/python"), "-I"]
     done = subprocess.run([*python, "-c", program], check=True, capture_output=True, text=True)
     assert int(done.stdout) > 15
-    kernels.write({"fla/modules/l2norm.py": "x = 1\n"})
+    kernels.write(EDIT)
     check = [str(bare / "bin/fla-bot"), "check", "--repo", str(kernels.path)]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -87,7 +90,7 @@ def test_bot_imports_and_checks_where_torch_is_not_installed(
 
 
 def test_lane_without_torch_is_an_infrastructure_error(bare: Path, kernels: Workbench) -> None:
-    kernels.write({"fla/modules/l2norm.py": "x = 1\n"})
+    kernels.write(EDIT)
     run = [str(bare / "bin/fla-bot"), "run", "--repo", str(kernels.path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)

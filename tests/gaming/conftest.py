@@ -34,8 +34,9 @@ def run(kernels: Workbench) -> Run:
     def hostile(code: str) -> Report:
         kernels.commit({KERNEL: f"{text}\n\n{code}\n"}, branch="hostile")
         with Repository(kernels.path) as repository:
-            analysis = analyse(repository, Request("main", "hostile"))
+            request = Request("main", "hostile")
+            analysis = analyse(repository, request)
             run_plan(repository, analysis, lane=None, evidence_dir=None, progress=lambda _: None)
-            return report(repository, analysis, None)
+            return report(repository, analysis, request, None)
 
     return hostile

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bot.cli import main
 from bot.model import CheckState, Verdict
+from tests.conftest import Workbench
 from tests.gaming.conftest import Run
 
 ZEROS = "def l2norm(x, eps=1e-6):\n    return torch.zeros_like(x) * x.sum()"
@@ -101,12 +103,40 @@ HOSTILE = {
         "    return _honest(x, eps) * factor",
         "tile",
     ),
+    "ignores-strides-of-the-cotangent": (
+        "_honest = l2norm\n"
+        "class _Strides(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, y): return y.clone()\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, dy):\n"
+        "        return dy.as_strided(dy.shape, torch.empty(dy.shape).stride())\n"
+        "def l2norm(x, eps=1e-6):\n    return _Strides.apply(_honest(x, eps))",
+        "poison",
+    ),
+    "changes-its-cotangent": (
+        "_honest = l2norm\n"
+        "class _Clamp(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, y): return y.clone()\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, dy):\n"
+        "        kept = dy.clone()\n"
+        "        dy.clamp_(-0.5, 0.5)\n"
+        "        return kept\n"
+        "def l2norm(x, eps=1e-6):\n    return _Clamp.apply(_honest(x, eps))",
+        "input-mutated",
+    ),
+    "reads-what-nobody-wrote": (
+        "_honest = l2norm\n"
+        "def l2norm(x, eps=1e-6):\n"
+        "    junk = torch.empty_permuted(x.shape, (0, 1, 2, 3), dtype=x.dtype)\n"
+        "    return _honest(x, eps) + 0 * junk",
+        "poison",
+    ),
     "hangs": ("import time\ndef l2norm(x, eps=1e-6):\n    time.sleep(1e6)", "timeout"),
     "raises": ("def l2norm(x, eps=1e-6):\n    raise MemoryError('no')", "raised"),
-    "shadow-module-in-the-tree": (
-        "import fla.torch_shadow",
-        "worker-died",
-    ),
+    "import-of-what-is-not-there": ("import fla.torch_shadow", "raised"),
 }
 
 
@@ -120,8 +150,28 @@ def test_hostile_change_is_red_for_the_right_reason(name: str, run: Run) -> None
     assert all(row.because.startswith("fla/modules/l2norm.py:") for row in failed)
 
 
+def test_measured_fail_stays_failed(
+    run: Run, kernels: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flaky = "_honest = l2norm\ndef l2norm(x, eps=1e-6):\n    return _honest(x, eps) * 1.5"
+    assert run(flaky).state is CheckState.FAILURE
+    change = ["--repo", str(kernels.path), "--base", "main", "--head", "hostile"]
+    assert main(["run", *change]) == 0
+    assert "has complete evidence for this head; not run again" in capsys.readouterr().out
+    assert main(["judge", *change]) == 1
+
+
 HONEST = {
-    "comment": "# nothing",
+    "unused-constant": "UNUSED = 1",
+    "out-and-resize": (
+        "_honest = l2norm\n"
+        "def l2norm(x, eps=1e-6):\n"
+        "    y = torch.mul(_honest(x, eps), 1, out=torch.empty(0, dtype=x.dtype)) if not "
+        "x.requires_grad else _honest(x, eps)\n"
+        "    torch.empty(3).resize_(99).fill_(1)\n"
+        "    torch.empty_like(x, device='meta')\n"
+        "    return y"
+    ),
     "prints-a-gigabyte": "for _ in range(4000): print('x' * 250_000)",
     "other-order-of-sums": (
         "def l2norm(x, eps=1e-6):\n"

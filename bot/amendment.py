@@ -1,0 +1,121 @@
+"""What an edit of a contract does: adds a promise, tightens one, or weakens the contract."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from bot.contract import Contract
+from bot.document import Strict
+
+__all__ = ["Edit", "edits"]
+
+Kind = Literal["adds", "tighter", "weaker"]
+Path = tuple[str, ...]
+
+
+class Edit(Strict):
+    """One difference of two contracts: `weaker` needs a person's word, the others do not."""
+
+    place: str
+    kind: Kind
+    before: str
+    after: str
+
+
+_ORDER = {"n/a": 0, "within-budget": 1, "exact": 2, "draft": 0, "enforced": 1}
+
+
+def _higher(before: Any, after: Any) -> bool:
+    return bool(_ORDER.get(after, -1) > _ORDER.get(before, 9))
+
+
+# Where a changed value has a direction. Everything that is not listed weakens: fail closed.
+_TIGHTER: tuple[tuple[Path, Callable[[Any, Any], bool]], ...] = (
+    (("entry_points", "*", "outputs", "*", "budget", "*"), lambda a, b: b < a),
+    (("entry_points", "*", "gradients", "*", "budget", "*"), lambda a, b: b < a),
+    (("bounds", "*"), lambda a, b: b > a),
+    (("entry_points", "*", "properties", "*"), _higher),
+    (("entry_points", "*", "properties", "*", "*"), _higher),
+    (("status",), _higher),
+)
+# What a contract may gain without anybody's word: more promises, more places that prove them.
+_ADDITIONS: tuple[Path, ...] = (
+    ("entry_points", "*"),
+    ("entry_points", "*", "axes", "*", "values", "*"),
+    ("entry_points", "*", "listed", "*"),
+    ("entry_points", "*", "lanes", "*"),
+    ("entry_points", "*", "properties", "*"),
+    ("entry_points", "*", "variables", "*"),
+    ("entry_points", "*", "benchmarks", "*"),
+    ("entry_points", "*", "dispatch", "backends", "*"),
+    ("entry_points", "*", "dispatch", "backends", "*", "verifier", "*", "*"),
+    ("sources", "*"),
+    ("tests", "*"),
+)
+_SETS = ("sources", "tests", "listed", "lanes", "constraints", "accepts", "rejects", "owners")
+# A restriction that goes is a promise more.
+_RESTRICTIONS: tuple[Path, ...] = (("entry_points", "*", "constraints", "*"),)
+# Lists whose order means something: the order of return, and what is computed from what.
+_ORDERED = ("outputs", "derived", "args")
+
+
+def _fits(place: Path, patterns: tuple[Path, ...]) -> bool:
+    return any(
+        len(place) == len(pattern)
+        and all(want in ("*", part) for part, want in zip(place, pattern, strict=True))
+        for pattern in patterns
+    )
+
+
+def edits(trusted: Contract, proposed: Contract) -> list[Edit]:
+    """Every difference, with its direction. A draft promises nothing yet: nothing weakens it."""
+    before, after = (c.model_dump(mode="json", by_alias=True) for c in (trusted, proposed))
+    found = list(_differences(_keyed(before), _keyed(after), ()))
+    if trusted.status == "draft":
+        return [edit.model_copy(update={"kind": "adds"}) for edit in found]
+    return found
+
+
+def _keyed(value: Any, name: str = "") -> Any:
+    """Sets that are written as lists become mappings: an inserted item is one addition.
+
+    All other lists (`dims`) are values: their order and their length mean something.
+    """
+    if isinstance(value, dict):
+        return {key: _keyed(item, key) for key, item in value.items()}
+    if name == "outputs":
+        return {item["name"]: _keyed(item) for item in value}
+    return {str(item): item for item in value} if name in _SETS else value
+
+
+def _differences(before: Any, after: Any, place: Path) -> Iterator[Edit]:
+    shared = [key for key in after if key in before]
+    moved = [key for key in before if key in after] != shared
+    # The first value of an axis is the default of every listed cell.
+    other_default = place[-1:] == ("values",) and list(before)[:1] != list(after)[:1]
+    if (place[-1:] and place[-1] in _ORDERED and moved) or other_default:
+        yield Edit(place=".".join(place), kind="weaker", before="order", after="other order")
+    for key in [*before, *(key for key in after if key not in before)]:
+        old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, (*place, key))
+        elif old != new:
+            sides = ["" if side is _ABSENT else json.dumps(side) for side in (old, new)]
+            kind = _kind(old, new, (*place, key))
+            yield Edit(place=".".join((*place, key)), kind=kind, before=sides[0], after=sides[1])
+
+
+_ABSENT = object()
+
+
+def _kind(old: Any, new: Any, place: Path) -> Kind:
+    if old is _ABSENT:
+        return "adds" if _fits(place, _ADDITIONS) else "weaker"
+    if new is _ABSENT:
+        return "adds" if _fits(place, _RESTRICTIONS) else "weaker"
+    tighter = any(_fits(place, (pattern,)) and check(old, new) for pattern, check in _TIGHTER)
+    return "tighter" if tighter else "weaker"

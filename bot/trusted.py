@@ -1,0 +1,210 @@
+"""Policy and contracts: the trusted ones, which judge, and those that a change proposes."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+from packaging.specifiers import SpecifierSet
+from pydantic import ValidationError
+
+from bot import amendment
+from bot import contract as contract_file
+from bot import policy as policy_file
+from bot.amendment import Edit
+from bot.cache import Cache
+from bot.cells import cells, check_cells, remember
+from bot.change import Repository
+from bot.contract import Contract
+from bot.document import Strict
+from bot.errors import Fault, UserError
+from bot.model import Change, digest
+from bot.policy import Policy
+
+__all__ = ["FOLDER", "POLICY_PATH", "Books", "read_books"]
+
+FOLDER, POLICY_NAME = "contracts", "policy.yaml"
+POLICY_PATH = f"{FOLDER}/{POLICY_NAME}"
+Text = tuple[str, bytes]  # where it stands, and what
+Model = TypeVar("Model", bound=Strict)
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What judges a change.
+
+    `contracts` are the trusted ones, those of new ops, and in place of a trusted one the proposed
+    one where that promises everything the trusted one does, and more. `new_ops` and `removed` (of
+    which the change takes the contract away) have digests; `faults` are of proposed contracts.
+    """
+
+    policy: Policy
+    source: str
+    from_trusted: bool
+    contracts: dict[str, Contract]
+    edits: dict[str, list[Edit]]
+    new_ops: dict[str, str]
+    removed: dict[str, str]
+    faults: dict[str, UserError]
+
+
+def read_books(repository: Repository, change: Change, folder: Path | None, cache: Cache) -> Books:
+    """Read both sides; faults of the trusted side end the command, all at once."""
+    if folder is not None and not (folder / POLICY_NAME).is_file():
+        raise UserError(f"--policy {folder}: no {POLICY_NAME} there")
+    policy, source, texts, from_trusted = _trusted(repository, change, folder, cache)
+    contracts, trusted_faults = _load_all(texts, cache)
+    if trusted_faults:
+        lists = (error.faults for error in trusted_faults.values())
+        raise UserError(faults=[fault for faults in lists for fault in faults])
+    before, proposed, removed, faults = (
+        _proposed(repository, change, cache) if from_trusted else ({}, {}, {}, {})
+    )
+    edits = {
+        op: found
+        for op in sorted(set(before) & set(proposed))
+        if (found := amendment.edits(before[op], proposed[op]))
+    }
+    # More promises are judged by the change's own contract, fewer never are. If the trusted one
+    # has moved on since, it judges.
+    stronger = {
+        op: proposed[op]
+        for op, found in edits.items()
+        if contracts.get(op) == before[op] and all(edit.kind != "weaker" for edit in found)
+    }
+    new = {op: contract for op, contract in proposed.items() if op not in contracts}
+    return Books(
+        policy=policy,
+        source=source,
+        from_trusted=from_trusted,
+        contracts={**new, **contracts, **stronger},
+        edits=edits,
+        new_ops={op: contract.fingerprint for op, contract in sorted(new.items())},
+        removed=removed,
+        faults=faults,
+    )
+
+
+def _proposed(
+    repository: Repository, change: Change, cache: Cache
+) -> tuple[dict[str, Contract], dict[str, Contract], dict[str, str], dict[str, UserError]]:
+    """The contract files that the change itself edits: before, after, removed, and faults.
+
+    What moved on the base branch meanwhile is not this change's doing.
+    """
+    names = {
+        path.removeprefix(f"{FOLDER}/").removesuffix(".yaml")
+        for file in change.files
+        for path in (file.path, file.old_path)
+        if path.startswith(f"{FOLDER}/") and path.endswith(".yaml") and path != POLICY_PATH
+    }
+    old, new = (_contract_texts(repository, side) for side in (change.merge_base, change.head))
+    before, _ = _load_all({op: old[op] for op in names & set(old)}, cache)
+    after, faults = _load_all({op: new[op] for op in names & set(new)}, cache)
+    gone = {op: digest(old[op][1].hex()) for op in sorted(names & set(old) - set(new))}
+    return before, after, gone, faults
+
+
+def _trusted(
+    repository: Repository, change: Change, folder: Path | None, cache: Cache
+) -> tuple[Policy, str, dict[str, Text], bool]:
+    text = repository.read_path(change.trusted, POLICY_PATH)
+    if text is not None:
+        policy = _policy(text, POLICY_PATH, cache)
+        texts = _contract_texts(repository, change.trusted)
+        return policy, f"trusted {change.trusted[:12]}", texts, True
+    folder = folder or repository.root / FOLDER
+    path = folder / POLICY_NAME
+    if not path.is_file():
+        message = (
+            f"no policy: {POLICY_PATH} is neither in {change.trusted[:12]} nor in {folder}; "
+            "name a folder with --policy, or write one with `fla-bot init`"
+        )
+        raise UserError(message)
+    policy = _policy(path.read_bytes(), str(path), cache)
+    files = sorted(file for file in folder.glob("*.yaml") if file.name != POLICY_NAME)
+    texts = {file.stem: (str(file), file.read_bytes()) for file in files}
+    return policy, f"folder {folder.name}", texts, False
+
+
+def _policy(text: bytes, path: str, cache: Cache) -> Policy:
+    policy = _cached(text, Policy, cache)
+    if policy is None:
+        policy = policy_file.load(text, path)
+        _keep(text, policy, cache)
+    if version("fla-bot") not in SpecifierSet(policy.bot_version, prereleases=True):
+        message = f"the policy wants fla-bot {policy.bot_version}, this is {version('fla-bot')}"
+        raise UserError(faults=[Fault(path, 0, 0, message)])
+    return policy
+
+
+def _contract_texts(repository: Repository, commit: str) -> dict[str, Text]:
+    texts = {}
+    for path in repository.tree(commit):
+        folder, _, name = path.rpartition("/")
+        wanted = folder == FOLDER and name.endswith(".yaml") and name != POLICY_NAME
+        text = repository.read_path(commit, path) if wanted else None
+        if text is not None:
+            texts[name.removesuffix(".yaml")] = (path, text)
+    return texts
+
+
+def _load_all(
+    texts: Mapping[str, Text], cache: Cache
+) -> tuple[dict[str, Contract], dict[str, UserError]]:
+    contracts, faults = {}, {}
+    for op, (path, text) in texts.items():
+        try:
+            contracts[op] = _load(op, path, text, cache)
+        except UserError as error:
+            faults[op] = error
+    return contracts, faults
+
+
+def _load(op: str, path: str, text: bytes, cache: Cache) -> Contract:
+    contract = _cached(text, Contract, cache)
+    if contract is None:
+        contract = contract_file.load(text, path)
+        _keep(text, contract, cache)
+    if contract.op != op:
+        message = f"`op` is `{contract.op}`; the file's name says `{op}`"
+        raise UserError(faults=[Fault(path, 0, 0, message)])
+    faults = _cells(contract, cache)
+    if faults:
+        raise UserError(faults=[Fault(path, 0, 0, fault) for fault in faults])
+    return contract
+
+
+def _cells(contract: Contract, cache: Cache) -> list[str]:
+    """Covering arrays take long to find and are the same each time. Returns what is wrong."""
+    found = cache.get("cells", contract.fingerprint)
+    if isinstance(found, dict):
+        for name in set(contract.entry_points) & set(found):
+            remember(contract, name, found[name])
+        return []
+    faults = check_cells(contract)
+    if not faults:
+        rows = {
+            name: [cell.values for cell in cells(contract, name)] for name in contract.entry_points
+        }
+        cache.put("cells", contract.fingerprint, rows)
+    return faults
+
+
+def _cached(text: bytes, model: type[Model], cache: Cache) -> Model | None:
+    found = cache.get(model.__name__, sha256(text).hexdigest())
+    try:
+        return model.model_validate_json(found) if isinstance(found, str) else None
+    except ValidationError:
+        return None
+
+
+def _keep(text: bytes, value: Strict, cache: Cache) -> None:
+    key = sha256(text).hexdigest()
+    cache.put(type(value).__name__, key, value.model_dump_json(by_alias=True, exclude_unset=True))
