@@ -20,7 +20,7 @@ __all__ = ["kda_bwd_keys", "kda_bwd_values"]
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
 def kda_bwd_values_kernel(
     v, o, do, b, P, E, dU,
-    dv, dbeta, dS, dA, cq, ck,
+    dv, dbeta, dS, dA, diag, cq, ck,
     cu_seqlens, chunk_indices, T, NT,
     HV, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
     NORM: tl.constexpr, SIGMOID: tl.constexpr, BETA_SCALE: tl.constexpr,
@@ -29,10 +29,10 @@ def kda_bwd_values_kernel(
     """One chunk of one value head: everything that contracts over value columns alone.
 
     Grid: (chunks * HV,). With dX = dU - P^T diag(b) dU, the adjoint of the writes, writes
-    dv = diag(b) dX, dbeta = <E, dX>, the score gradients dS = tril(do U^T) and
-    dA = -stril(dv U^T) chunk-major, and under NORM the projections cq = <q, dq>, ck = <k, dk> on
-    the normalised rows, which are <do, o> and <U, dX> - <dv, v - E>: the backward of the norm then
-    needs no pass over all of K.
+    dv = diag(b) dX, dbeta = <E, dX>, the score gradients dS = stril(do U^T), its diagonal apart,
+    and dA = -stril(dv U^T) chunk-major, and under NORM the projections cq = <q, dq>, ck = <k, dk>
+    on the normalised rows, which are <do, o> and <U, dX> - <dv, v - E>: the backward of the norm
+    then needs no pass over all of K.
     """
     i_c, i_h = tl.program_id(0) // HV, tl.program_id(0) % HV
     first, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, VARLEN)
@@ -41,12 +41,14 @@ def kda_bwd_values_kernel(
     i_ch = i_c.to(tl.int64) * HV + i_h
     o_t = tl.arange(0, BT)
     m_t = o_t < rows
-    o_v = ((first + o_t) * HV + i_h) * V
-    o_tt = i_ch * (BT * BT) + o_t[:, None] * BT + o_t[None, :]
+    # From a chunk's first element on, 32 bits reach all its rows, and cost half the registers.
+    o_first = (first * HV + i_h) * V
+    o_v = o_t * (HV * V)
+    o_tt = o_t[:, None] * BT + o_t[None, :]
     DT: tl.constexpr = E.dtype.element_ty
 
     b_b = tl.load(b + i_ch * BT + o_t)
-    b_Pt = tl.trans(tl.load(P + o_tt))
+    b_Pt = tl.trans(tl.load(P + i_ch * (BT * BT) + o_tt))
     b_dS = tl.zeros([BT, BT], dtype=tl.float32)
     b_dA = tl.zeros([BT, BT], dtype=tl.float32)
     b_db = tl.zeros([BT], dtype=tl.float32)
@@ -56,21 +58,22 @@ def kda_bwd_values_kernel(
         o_d = i_v * BV + tl.arange(0, BV)
         m_d = o_d < V
         m_td = m_t[:, None] & m_d[None, :]
-        o_td = i_ch * (BT * V) + o_t[:, None] * V + o_d[None, :]
-        b_e = tl.load(E + o_td, mask=m_d[None, :], other=0.0).to(tl.float32)
-        b_du = tl.load(dU + o_td, mask=m_d[None, :], other=0.0).to(tl.float32)
-        b_do = tl.load(do + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0)
+        o_row = o_v[:, None] + o_d[None, :]
+        o_td = o_t[:, None] * V + o_d[None, :]
+        b_e = tl.load(E + i_ch * (BT * V) + o_td, mask=m_d[None, :], other=0.0).to(tl.float32)
+        b_du = tl.load(dU + i_ch * (BT * V) + o_td, mask=m_d[None, :], other=0.0).to(tl.float32)
+        b_do = tl.load(do + o_first + o_row, mask=m_td, other=0.0)
         b_dx = b_du - tl.dot(b_Pt, (b_b[:, None] * b_du).to(DT), input_precision=PRECISION)
         b_dv = b_b[:, None] * b_dx
         b_u = b_b[:, None] * b_e
-        tl.store(dv + o_v[:, None] + o_d[None, :], b_dv.to(dv.dtype.element_ty), mask=m_td)
+        tl.store(dv + o_first + o_row, b_dv.to(dv.dtype.element_ty), mask=m_td)
         b_db += tl.sum(b_e * b_dx, 1)
         b_ut = tl.trans(b_u.to(DT))
         b_dS += tl.dot(b_do, b_ut, input_precision=PRECISION)
         b_dA -= tl.dot(b_dv.to(DT), b_ut, input_precision=PRECISION)
         if NORM:
-            b_v = tl.load(v + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0).to(tl.float32)
-            b_o = tl.load(o + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0).to(tl.float32)
+            b_v = tl.load(v + o_first + o_row, mask=m_td, other=0.0).to(tl.float32)
+            b_o = tl.load(o + o_first + o_row, mask=m_td, other=0.0).to(tl.float32)
             b_cq += tl.sum(b_do.to(tl.float32) * b_o, 1)
             b_ck += tl.sum(b_u * b_dx - b_dv * (b_v - b_e), 1)
     if NORM:
@@ -78,16 +81,28 @@ def kda_bwd_values_kernel(
         tl.store(ck + i_ch * BT + o_t, b_ck)
     if SIGMOID:
         b_db *= b_b * (1.0 - b_b / BETA_SCALE)
-    tl.store(dbeta + (first + o_t) * HV + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
-    b_dS = tl.where(o_t[:, None] >= o_t[None, :], b_dS, 0.0)
-    b_dA = tl.where(o_t[:, None] > o_t[None, :], b_dA, 0.0)
-    tl.store(dS + o_tt, b_dS.to(DT))
-    tl.store(dA + o_tt, b_dA.to(DT))
+    tl.store(dbeta + first * HV + i_h + o_t * HV, b_db.to(dbeta.dtype.element_ty), mask=m_t)
+    m_lower = o_t[:, None] > o_t[None, :]
+    b_diag = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dS, 0.0), 1)
+    tl.store(diag + i_ch * BT + o_t, b_diag)
+    b_dS = tl.where(m_lower, b_dS, 0.0)
+    b_dA = tl.where(m_lower, b_dA, 0.0)
+    tl.store(dS + i_ch * (BT * BT) + o_tt, b_dS.to(DT))
+    tl.store(dA + i_ch * (BT * BT) + o_tt, b_dA.to(DT))
+
+
+@triton.jit
+def key_rows(p_x, o_x, m_x, b_norm, NORM: tl.constexpr):
+    """Query or key tile [BT, BK] fp32, normalised under NORM."""
+    b_x = tl.load(p_x + o_x, mask=m_x, other=0.0).to(tl.float32)
+    if NORM:
+        b_x *= b_norm[:, None]
+    return b_x
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
 def kda_bwd_keys_kernel(
-    q, k, g, G, b, rq, rk, h, dh, E, dv, do, dS, dA, cq, ck, A_log, dt_bias,
+    q, k, g, G, b, rq, rk, h, dh, E, dv, do, dS, dA, diag, cq, ck, A_log, dt_bias,
     dq, dk, dg, dA_log, dbias,
     cu_seqlens, chunk_indices,
     scale, lower_bound, T, NT,
@@ -100,9 +115,9 @@ def kda_bwd_keys_kernel(
     """One chunk of one value head and BK key columns: gradients of queries, keys and gates.
 
     Grid: (chunks * HV * cdiv(K, BK),). dk is gathered apart for a key's two roles, reading the
-    state (kr) and writing to it (kc), because the decay's gradient is q dq + k kr - k kc, summed from a
-    row to the chunk's end. dq, dk [B, T, HV, K] (per value head), dg [B, T, HV, K] of the raw gate;
-    dA_log [chunks, HV, NK] and dbias [chunks, HV, K] are this chunk's sums.
+    state (kr) and writing to it (kc), because the decay's gradient is q dq + k kr - k kc, summed
+    from a row to the chunk's end. dq, dk [B, T, HV, K] (per value head), dg [B, T, HV, K] of the
+    raw gate; dA_log [chunks, HV, NK] and dbias [chunks, HV, K] are this chunk's sums.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     i_k, i_h = tl.program_id(0) % NK, (tl.program_id(0) // NK) % HV
@@ -117,10 +132,16 @@ def kda_bwd_keys_kernel(
     o_k = i_k * BK + tl.arange(0, BK)
     m_k = o_k < K
     m_tk = m_t[:, None] & m_k[None, :]
-    o_v = ((first + o_t) * HV + i_h) * V
-    o_q = ((first + o_t) * H + i_hk)[:, None] * K + o_k[None, :]
-    o_g = ((first + o_t) * HV + i_h)[:, None] * K + o_k[None, :]
-    o_tt = i_ch * (BT * BT) + o_t[:, None] * BT + o_t[None, :]
+    o_first = (first * HV + i_h) * V
+    o_v = o_t * (HV * V)
+    p_q = q + (first * H + i_hk) * K
+    p_k = k + (first * H + i_hk) * K
+    o_q = o_t[:, None] * (H * K) + o_k[None, :]
+    o_firstg = (first * HV + i_h) * K
+    o_g = o_t[:, None] * (HV * K) + o_k[None, :]
+    p_dS = dS + i_ch * (BT * BT)
+    p_dA = dA + i_ch * (BT * BT)
+    o_tt = o_t[:, None] * BT + o_t[None, :]
     p_G = G + i_ch * BT * K
     DT: tl.constexpr = k.dtype.element_ty
 
@@ -133,12 +154,13 @@ def kda_bwd_keys_kernel(
         o_d = i_v * BV + tl.arange(0, BV)
         m_d = o_d < V
         m_td = m_t[:, None] & m_d[None, :]
-        o_kd = i_ch * (K * V) + o_k[:, None] * V + o_d[None, :]
+        o_row = o_v[:, None] + o_d[None, :]
+        o_kd = o_k[:, None] * V + o_d[None, :]
         m_kd = m_k[:, None] & m_d[None, :]
-        b_h = tl.load(h + o_kd, mask=m_kd, other=0.0)
-        b_dh = tl.load(dh + o_kd, mask=m_kd, other=0.0)
-        b_do = tl.load(do + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0)
-        b_dv = tl.load(dv + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0)
+        b_h = tl.load(h + i_ch * (K * V) + o_kd, mask=m_kd, other=0.0)
+        b_dh = tl.load(dh + i_ch * (K * V) + o_kd, mask=m_kd, other=0.0)
+        b_do = tl.load(do + o_first + o_row, mask=m_td, other=0.0)
+        b_dv = tl.load(dv + o_first + o_row, mask=m_td, other=0.0)
         b_e = tl.load(
             E + i_ch * (BT * V) + o_t[:, None] * V + o_d[None, :], mask=m_d[None, :], other=0.0
         )
@@ -149,66 +171,67 @@ def kda_bwd_keys_kernel(
         b_u = (b_b[:, None] * b_e).to(DT)
         b_kc += tl.dot(b_u, tl.trans(b_dh), input_precision=PRECISION)
 
-    b_G = tl.load(p_G + o_t[:, None] * K + o_k[None, :], mask=m_k[None, :], other=0.0)
+    o_G = o_t[:, None] * K + o_k[None, :]
+    b_rq = tl.load(rq + i_ch * BT + o_t) if NORM else b_b
+    b_rk = tl.load(rk + i_ch * BT + o_t) if NORM else b_b
+    b_G = tl.load(p_G + o_G, mask=m_k[None, :], other=0.0)
     b_last = tl.load(p_G + (BT - 1) * K + o_k, mask=m_k, other=0.0)
-    b_q = tl.load(q + o_q, mask=m_tk, other=0.0).to(tl.float32)
-    b_k = tl.load(k + o_q, mask=m_tk, other=0.0).to(tl.float32)
-    if NORM:
-        b_q *= tl.load(rq + i_ch * BT + o_t)[:, None]
-        b_k *= tl.load(rk + i_ch * BT + o_t)[:, None]
     b_decay = tl.exp2(b_G)
     b_dq *= b_decay * scale
     b_kr *= b_decay
     b_kc *= tl.exp2(b_last[None, :] - b_G)
+    b_k = key_rows(p_k, o_q, m_tk, b_rk, NORM)
     b_tail = tl.exp2(b_last) * b_hh + tl.sum(b_k * b_kc, 0)
 
-    # The scale of dS enters here: S = scale <q, .>, and dq is taken with respect to q.
-    b_diag = scale * tl.load(dS + i_ch * (BT * BT) + o_t * (BT + 1)).to(tl.float32)
     # Two loops, though they share factors: together their tiles would not fit into registers.
     for level in range(LEVELS):
+        b_G = tl.load(p_G + o_G, mask=m_k[None, :], other=0.0)
         b_row, b_col = level_factors(b_G, p_G, o_t, o_k, m_k, K, level, BT, MID_LEVEL)
+        b_x = (key_rows(p_k, o_q, m_tk, b_rk, NORM) * b_col).to(DT)
         m_pair = level_mask(o_t, level, BT, MID_LEVEL)
-        b_s = tl.where(m_pair, tl.load(dS + o_tt), 0.0)
-        b_a = tl.where(m_pair, tl.load(dA + o_tt), 0.0)
-        b_x = (b_k * b_col).to(DT)
+        b_s = tl.where(m_pair, tl.load(p_dS + o_tt), 0.0)
         b_dq += b_row * scale * tl.dot(b_s, b_x, input_precision=PRECISION)
+        b_a = tl.where(m_pair, tl.load(p_dA + o_tt), 0.0)
         b_kr += b_row * tl.dot(b_a, b_x, input_precision=PRECISION)
     for level in range(LEVELS):
+        b_G = tl.load(p_G + o_G, mask=m_k[None, :], other=0.0)
         b_row, b_col = level_factors(b_G, p_G, o_t, o_k, m_k, K, level, BT, MID_LEVEL)
         m_pair = level_mask(o_t, level, BT, MID_LEVEL)
-        b_s = tl.where(m_pair, tl.load(dS + o_tt), 0.0)
-        b_a = tl.where(m_pair, tl.load(dA + o_tt), 0.0)
-        b_y = tl.dot(tl.trans(b_s), (scale * b_q * b_row).to(DT), input_precision=PRECISION)
-        b_y = tl.dot(tl.trans(b_a), (b_k * b_row).to(DT), b_y, input_precision=PRECISION)
+        b_s = tl.where(m_pair, tl.load(p_dS + o_tt), 0.0)
+        b_x = (scale * key_rows(p_q, o_q, m_tk, b_rq, NORM) * b_row).to(DT)
+        b_y = tl.dot(tl.trans(b_s), b_x, input_precision=PRECISION)
+        b_a = tl.where(m_pair, tl.load(p_dA + o_tt), 0.0)
+        b_x = (key_rows(p_k, o_q, m_tk, b_rk, NORM) * b_row).to(DT)
+        b_y = tl.dot(tl.trans(b_a), b_x, b_y, input_precision=PRECISION)
         b_kc += b_col * b_y
 
+    b_q = key_rows(p_q, o_q, m_tk, b_rq, NORM)
+    b_k = key_rows(p_k, o_q, m_tk, b_rk, NORM)
     b_dG = b_q * b_dq + b_k * (b_kr - b_kc)
     b_dy = cumsum_tile(b_dG, BT, True, MATRIX_SUM) + b_tail[None, :]
     if GATE == 0:
-        tl.store(dg + o_g, b_dy.to(dg.dtype.element_ty), mask=m_tk)
+        tl.store(dg + o_firstg + o_g, b_dy.to(dg.dtype.element_ty), mask=m_tk)
     else:
-        b_g = tl.load(g + o_g, mask=m_tk, other=0.0).to(tl.float32)
+        b_g = tl.load(g + o_firstg + o_g, mask=m_tk, other=0.0).to(tl.float32)
         b_dg, b_dAe = gate_bwd_tile(
             b_g, b_dy, A_log, dt_bias, i_h, o_k, m_k, lower_bound, K, GATE, HAS_A, HAS_BIAS
         )
-        tl.store(dg + o_g, b_dg.to(dg.dtype.element_ty), mask=m_tk)
+        tl.store(dg + o_firstg + o_g, b_dg.to(dg.dtype.element_ty), mask=m_tk)
         if HAS_A:
             tl.store(dA_log + i_ch * NK + i_k, tl.sum(tl.where(m_tk, b_dAe, 0.0)))
         if HAS_BIAS:
             b_sum = tl.sum(tl.where(m_tk, b_dg, 0.0), 0)
             tl.store(dbias + i_ch * K + o_k, b_sum, mask=m_k)
 
+    # The diagonal score does not depend on decays, so it joins after them.
+    b_diag = scale * tl.load(diag + i_ch * BT + o_t)
     b_dk = b_kr + b_kc + b_diag[:, None] * b_q
     b_dq += b_diag[:, None] * b_k
     if NORM:
-        b_dq = tl.load(rq + i_ch * BT + o_t)[:, None] * (
-            b_dq - b_q * tl.load(cq + i_ch * BT + o_t)[:, None]
-        )
-        b_dk = tl.load(rk + i_ch * BT + o_t)[:, None] * (
-            b_dk - b_k * tl.load(ck + i_ch * BT + o_t)[:, None]
-        )
-    tl.store(dq + o_g, b_dq.to(dq.dtype.element_ty), mask=m_tk)
-    tl.store(dk + o_g, b_dk.to(dk.dtype.element_ty), mask=m_tk)
+        b_dq = b_rq[:, None] * (b_dq - b_q * tl.load(cq + i_ch * BT + o_t)[:, None])
+        b_dk = b_rk[:, None] * (b_dk - b_k * tl.load(ck + i_ch * BT + o_t)[:, None])
+    tl.store(dq + o_firstg + o_g, b_dq.to(dq.dtype.element_ty), mask=m_tk)
+    tl.store(dk + o_firstg + o_g, b_dk.to(dk.dtype.element_ty), mask=m_tk)
 
 
 def kda_bwd_values(
@@ -245,6 +268,7 @@ def kda_bwd_values(
         dbeta=torch.empty_like(beta),
         dS=E.new_empty(*tiles, plan.BT),
         dA=E.new_empty(*tiles, plan.BT),
+        diag=torch.empty(tiles, **rows),
         cq=torch.empty(tiles, **rows) if options.norm else None,
         ck=torch.empty(tiles, **rows) if options.norm else None,
     )
@@ -252,7 +276,7 @@ def kda_bwd_values(
     if plan.chunks * plan.HV:
         kda_bwd_values_kernel[(plan.chunks * plan.HV,)](
             v, o, do, scores.b, scores.P, E, dU,
-            out.dv, out.dbeta, out.dS, out.dA, out.cq, out.ck,
+            out.dv, out.dbeta, out.dS, out.dA, out.diag, out.cq, out.ck,
             plan.cu_seqlens, plan.chunk_indices, plan.T, plan.NT,
             HV=plan.HV, V=plan.V, BT=plan.BT, BV=t.BV,
             NORM=options.norm, SIGMOID=options.sigmoid, BETA_SCALE=options.beta_scale,
@@ -316,7 +340,7 @@ def kda_bwd_keys(
     if plan.chunks * plan.HV:
         kda_bwd_keys_kernel[(plan.chunks * plan.HV * NK,)](
             q, k, g, scores.G, scores.b, scores.rq, scores.rk, h, dh, E, values.dv, do,
-            values.dS, values.dA, values.cq, values.ck, A_log, dt_bias,
+            values.dS, values.dA, values.diag, values.cq, values.ck, A_log, dt_bias,
             dq, dk, dg, dA, db,
             plan.cu_seqlens, plan.chunk_indices,
             options.scale, options.lower_bound or 0.0, plan.T, plan.NT,

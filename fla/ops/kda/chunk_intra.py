@@ -48,15 +48,16 @@ def level_factors(b_G, p_G, o_t, o_k, m_k, K, level, BT: tl.constexpr, MID_LEVEL
 
 @triton.jit
 def level_mask(o_t, level, BT: tl.constexpr, MID_LEVEL: tl.constexpr):
-    """Pairs [BT, BT] that a level serves, of both orders.
+    """Pairs [BT, BT] that a level serves: rows of sibling blocks, at MID_LEVEL of one block.
 
-    An exact level's factors vanish for s > t. Two rows meet at the level of the
-    highest bit in which they differ.
+    Pairs s >= t are among them. An exact level's factors vanish for these; at MID_LEVEL the caller
+    leaves them out. The tile is compared from row and column numbers that change with the level,
+    lest a tile of them be computed ahead of the loop and held in registers.
     """
-    o_x = o_t[:, None] ^ o_t[None, :]
-    m = (BT // 2) >> level
-    first = tl.where(level == MID_LEVEL, 1, m)
-    return (o_x >= first) & (o_x < 2 * m)
+    mid = level == MID_LEVEL
+    shift = tl.where(mid, 4, tl.full([], BT.bit_length() - 2, dtype=tl.int32) - level)
+    sibling = tl.where(mid, 0, 1)
+    return (o_t >> shift)[:, None] == ((o_t >> shift) ^ sibling)[None, :]
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
@@ -88,11 +89,15 @@ def kda_fwd_intra_kernel(
     o_t = tl.arange(0, BT)
     m_t = o_t < rows
     p_G = G + i_ch * BT * K
-    o_q = (first + o_t) * (H * K) + i_hk * K
-    o_g = (first + o_t) * (HV * K) + i_h * K
+    # From a chunk's first element on, 32 bits reach all its rows, and cost half the registers.
+    p_q = q + (first * H + i_hk) * K
+    p_k = k + (first * H + i_hk) * K
+    p_g = g + (first * HV + i_h) * K
+    o_q = o_t * (H * K)
+    o_g = o_t * (HV * K)
     DT: tl.constexpr = k.dtype.element_ty
 
-    b_b = tl.load(beta + (first + o_t) * HV + i_h, mask=m_t, other=0.0).to(tl.float32)
+    b_b = tl.load(beta + first * HV + i_h + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
     if SIGMOID:
         b_b = tl.where(m_t, BETA_SCALE * tl.sigmoid(b_b), 0.0)
     tl.store(b + i_ch * BT + o_t, b_b)
@@ -104,9 +109,9 @@ def kda_fwd_intra_kernel(
         o_k = i_k * BK + tl.arange(0, BK)
         m_k = o_k < K
         m_tk = m_t[:, None] & m_k[None, :]
-        b_g = tl.load(g + o_g[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
-        b_q = tl.load(q + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
-        b_k = tl.load(k + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
+        b_g = tl.load(p_g + o_g[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
+        b_q = tl.load(p_q + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
+        b_k = tl.load(p_k + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
         b_g = gate_tile(b_g, A_log, dt_bias, i_h, o_k, m_k, lower_bound, K, GATE, HAS_A, HAS_BIAS)
         b_G = cumsum_tile(tl.where(m_tk, b_g * LOG2E, 0.0), BT, False, MATRIX_SUM)
         tl.store(p_G + o_t[:, None] * K + o_k[None, :], b_G, mask=m_k[None, :])
@@ -126,8 +131,8 @@ def kda_fwd_intra_kernel(
             o_k = i_k * BK + tl.arange(0, BK)
             m_k = o_k < K
             m_tk = m_t[:, None] & m_k[None, :]
-            b_q = tl.load(q + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
-            b_k = tl.load(k + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
+            b_q = tl.load(p_q + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
+            b_k = tl.load(p_k + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
             b_G = tl.load(p_G + o_t[:, None] * K + o_k[None, :], mask=m_k[None, :], other=0.0)
             b_row, b_col = level_factors(b_G, p_G, o_t, o_k, m_k, K, level, BT, MID_LEVEL)
             b_c = tl.trans((b_k * b_col).to(DT))
@@ -151,9 +156,9 @@ def kda_fwd_intra_kernel(
     b_S = b_S * ((scale * b_qs)[:, None] * b_ks[None, :])
     b_P = solve_delta(b_A, b_b, BT, SOLVE_PRECISION)
 
-    o_tt = i_ch * (BT * BT) + o_t[:, None] * BT + o_t[None, :]
-    tl.store(P + o_tt, b_P.to(P.dtype.element_ty))
-    tl.store(S + o_tt, b_S.to(S.dtype.element_ty))
+    o_tt = o_t[:, None] * BT + o_t[None, :]
+    tl.store(P + i_ch * (BT * BT) + o_tt, b_P.to(P.dtype.element_ty))
+    tl.store(S + i_ch * (BT * BT) + o_tt, b_S.to(S.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
@@ -181,47 +186,56 @@ def kda_fwd_factors_kernel(
     i_hk = i_h // (HV // H)
     o_t = tl.arange(0, BT)
     m_t = o_t < rows
-    o_q = (first + o_t) * (H * K) + i_hk * K
-    o_v = (first + o_t) * (HV * V) + i_h * V
-    o_tt = i_ch * (BT * BT) + o_t[:, None] * BT + o_t[None, :]
+    p_q = q + (first * H + i_hk) * K
+    p_k = k + (first * H + i_hk) * K
+    p_v = v + (first * HV + i_h) * V
+    o_q = o_t * (H * K)
+    o_v = o_t * (HV * V)
+    p_P = P + i_ch * (BT * BT)
+    p_G = G + i_ch * (BT * K)
+    o_tt = o_t[:, None] * BT + o_t[None, :]
     b_b = tl.load(b + i_ch * BT + o_t)
     DT: tl.constexpr = k.dtype.element_ty
 
     if RECOMPUTE:
-        b_P = tl.load(P + o_tt)
+        b_P = tl.load(p_P + o_tt)
         for i_k in range(tl.cdiv(K, BK)):
             o_k = i_k * BK + tl.arange(0, BK)
             m_k = o_k < K
             m_tk = m_t[:, None] & m_k[None, :]
-            o_tk = i_ch * (BT * K) + o_t[:, None] * K + o_k[None, :]
-            b_G = tl.load(G + o_tk, mask=m_k[None, :], other=0.0)
-            b_last = tl.load(G + i_ch * (BT * K) + (BT - 1) * K + o_k, mask=m_k, other=0.0)
-            b_q = tl.load(q + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
-            b_k = tl.load(k + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
+            o_tk = o_t[:, None] * K + o_k[None, :]
+            b_G = tl.load(p_G + o_tk, mask=m_k[None, :], other=0.0)
+            b_last = tl.load(p_G + (BT - 1) * K + o_k, mask=m_k, other=0.0)
+            b_q = tl.load(p_q + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
+            b_k = tl.load(p_k + o_q[:, None] + o_k[None, :], mask=m_tk, other=0.0).to(tl.float32)
             if NORM:
                 b_q = b_q * tl.load(rq + i_ch * BT + o_t)[:, None]
                 b_k = b_k * tl.load(rk + i_ch * BT + o_t)[:, None]
             b_decay = tl.exp2(b_G)
             b_kd = b_k * b_decay
             b_w = b_kd - tl.dot(b_P, (b_b[:, None] * b_kd).to(DT), input_precision=PRECISION)
-            tl.store(W + o_tk, b_w.to(DT), mask=m_k[None, :])
-            tl.store(KE + o_tk, (b_k * tl.exp2(b_last[None, :] - b_G)).to(DT), mask=m_k[None, :])
-            tl.store(QD + o_tk, (scale * b_q * b_decay).to(DT), mask=m_k[None, :])
+            tl.store(W + i_ch * (BT * K) + o_tk, b_w.to(DT), mask=m_k[None, :])
+            b_ke = b_k * tl.exp2(b_last[None, :] - b_G)
+            tl.store(KE + i_ch * (BT * K) + o_tk, b_ke.to(DT), mask=m_k[None, :])
+            b_qd = scale * b_q * b_decay
+            tl.store(QD + i_ch * (BT * K) + o_tk, b_qd.to(DT), mask=m_k[None, :])
     for i_v in range(tl.cdiv(V, BV)):
         o_d = i_v * BV + tl.arange(0, BV)
         m_d = o_d < V
         m_td = m_t[:, None] & m_d[None, :]
-        o_td = i_ch * (BT * V) + o_t[:, None] * V + o_d[None, :]
+        o_td = o_t[:, None] * V + o_d[None, :]
         if RECOMPUTE:
-            b_P = tl.load(P + o_tt)
-            b_v = tl.load(v + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0).to(tl.float32)
+            b_P = tl.load(p_P + o_tt)
+            b_v = tl.load(p_v + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0).to(tl.float32)
             b_e = b_v - tl.dot(b_P, (b_b[:, None] * b_v).to(DT), input_precision=PRECISION)
-            tl.store(E + o_td, b_e.to(DT), mask=m_d[None, :])
+            tl.store(E + i_ch * (BT * V) + o_td, b_e.to(DT), mask=m_d[None, :])
         if BACKWARD:
-            b_S = tl.load(S + o_tt)
-            b_do = tl.load(do + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0)
+            b_S = tl.load(S + i_ch * (BT * BT) + o_tt)
+            b_do = tl.load(
+                do + (first * HV + i_h) * V + o_v[:, None] + o_d[None, :], mask=m_td, other=0.0
+            )
             b_du = tl.dot(tl.trans(b_S), b_do, input_precision=PRECISION)
-            tl.store(dU + o_td, b_du.to(DT), mask=m_d[None, :])
+            tl.store(dU + i_ch * (BT * V) + o_td, b_du.to(DT), mask=m_d[None, :])
 
 
 def kda_fwd_intra(

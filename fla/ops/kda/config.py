@@ -20,11 +20,16 @@ class Tile:
     BV: int
     num_warps: int
     num_stages: int = 1
+    # Bound on registers a thread, where more programs side by side are worth some spills.
+    max_registers: int | None = None
 
     @property
     def schedule(self) -> dict[str, int]:
         """Launch options."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        return options
 
 
 # A [64, 64] fp32 tile costs 32 registers a thread at 4 warps. `intra` and `keys` hold about eight
@@ -36,7 +41,7 @@ _HALF = {
     "state": Tile(BK=256, BV=32, num_warps=4, num_stages=3),
     "bwd_state": Tile(BK=256, BV=32, num_warps=4, num_stages=3),
     "output": Tile(BK=64, BV=128, num_warps=4, num_stages=2),
-    "values": Tile(BK=0, BV=32, num_warps=4, num_stages=2),
+    "values": Tile(BK=0, BV=32, num_warps=4, num_stages=2, max_registers=168),
     "keys": Tile(BK=64, BV=64, num_warps=8),
 }
 # fp32 operands take twice the shared memory, and three products take more registers.
@@ -61,4 +66,5 @@ def tile(kernel: str, plan: ChunkPlan) -> Tile:
         BV=min(base.BV, max(16, triton.next_power_of_2(plan.V))),
         num_warps=base.num_warps,
         num_stages=stages,
+        max_registers=base.max_registers,
     )

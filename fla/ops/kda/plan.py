@@ -114,11 +114,15 @@ class Factors:
 
 @dataclass(slots=True)
 class ValueGradients:
-    """Gradients of values and beta, of the score matrices, and the norms' projections."""
+    """Gradients of values and beta, of the score matrices, and the norms' projections.
+
+    dS and dA are strictly lower, diag is the diagonal of the first.
+    """
 
     dv: torch.Tensor
     dbeta: torch.Tensor
     dS: torch.Tensor
     dA: torch.Tensor
+    diag: torch.Tensor
     cq: torch.Tensor | None
     ck: torch.Tensor | None
