@@ -171,7 +171,7 @@ def report(
     words = judge_words(books.policy.pull_request, areas, request.title, request.body)
     facts = _facts(repository, analysis, result)
     items = checklist(facts, rows, words)
-    verdict, state, headline, next_step = conclude(items, rows)
+    verdict, state, headline, next_step = conclude(items, rows, planned)
     return Report(
         schema="fla-bot/report@1",
         change=_summary(change),

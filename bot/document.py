@@ -32,7 +32,8 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 class Strict(BaseModel):
     """What crosses a file or a process: unknown keys refused, values never changed afterwards."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # Built when first used: a command needs few of the models, and they are costly.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 @dataclass(slots=True)

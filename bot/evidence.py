@@ -28,7 +28,7 @@ MAX_BYTES = 8 << 20
 # An error may be too large for a float; it is then written as this, never as NaN or infinity.
 HUGE = 1e300
 Figure = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,79}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=80)]
 
 
 class ArmFigures(Strict):

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 from bot.cache import Cache
 from bot.change import REGULAR, Repository
@@ -65,6 +63,9 @@ def _restore(data: object) -> Summary | None:
 def _parse(texts: list[bytes]) -> list[Summary]:
     if len(texts) < MANY:
         return [summarise(text) for text in texts]
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     # fork: the children need nothing but the parser that is already here.
     with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
         return list(pool.map(summarise, texts, chunksize=16))

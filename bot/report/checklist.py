@@ -184,7 +184,9 @@ def _unproven_items(facts: Facts) -> Iterator[ChecklistItem]:
             yield _item(f"declared:{op}", ItemState.NOT_APPLICABLE, text)
 
 
-def conclude(items: list[ChecklistItem], rows: list[Row]) -> tuple[Verdict, CheckState, str, str]:
+def conclude(
+    items: list[ChecklistItem], rows: list[Row], plan: Plan
+) -> tuple[Verdict, CheckState, str, str]:
     """Verdict, state of the check, headline and next step."""
     by_state = {state: [item for item in items if item.state is state] for state in ItemState}
     failed, human = by_state[ItemState.FAILED], by_state[ItemState.HUMAN]
@@ -201,4 +203,8 @@ def conclude(items: list[ChecklistItem], rows: list[Row]) -> tuple[Verdict, Chec
     if waiting:
         step = f"run `fla-bot run` ({waiting[0].text})"
         return Verdict.WAITING, CheckState.IN_PROGRESS, "Waiting for evidence", step
+    if plan.jobs and not any(job.required for job in plan.jobs):
+        # Green, since nothing more is asked for; but nothing was proved, and we do not say so.
+        step = "`fla-bot run --lane LANE` measures all the same"
+        return Verdict.PASS, CheckState.SUCCESS, "No required lane guards this change", step
     return Verdict.PASS, CheckState.SUCCESS, "Ready", "nothing to do"
