@@ -147,10 +147,18 @@ def errors(
     )
     pairs = {"o": (o, ro), "state": (state, rs)}
     pairs |= {f"d{n}": (a, b) for n, a, b in zip(x, got, want, strict=True)}
-    return {
-        n: ((a.double() - b).norm() / b.norm().clamp_min(1e-12)).item()
-        for n, (a, b) in pairs.items()
-    }
+    scale = {n: b.norm().item() for n, (_, b) in pairs.items()}
+    if case.gate != "none":
+        # A_log has one number a head, a sum whose terms may cancel: errors of terms add in squares.
+        terms = log_terms(case, truth, dict(zip(x, want, strict=True))["g"])
+        scale["dA_log"] = max(scale["dA_log"], terms.norm().item())
+    return {n: (a.double() - b).norm().item() / max(scale[n], 1e-12) for n, (a, b) in pairs.items()}
+
+
+def log_terms(case: Case, x: Tensors, dg: torch.Tensor) -> torch.Tensor:
+    """Each element's part of the gradient of A_log, from that of the raw gate."""
+    raw = x["g"] + x["dt_bias"].view(x["g"].shape[-2:])
+    return dg * raw if case.gate == "bounded" else dg * F.softplus(raw) / raw.sigmoid()
 
 
 def larger(case: Case) -> Case:

@@ -59,8 +59,9 @@ _SINGLE = {
 def tile(kernel: str, plan: ChunkPlan) -> Tile:
     """Tile of a kernel, no wider than the head needs and at least 16 for the matrix units."""
     base = (_SINGLE if plan.full_precision else _HALF)[kernel]
-    # Two chunks ahead of a state of 256 rows do not fit into shared memory.
-    stages = 1 if base.num_stages > 2 and plan.K > 128 else base.num_stages
+    # Of a state of 256 rows, shared memory holds one chunk ahead. (Not none: without a ring of
+    # buffers, ptxas 12.8 loses the low half of matrix descriptors in both state passes.)
+    stages = 2 if base.num_stages > 2 and plan.K > 128 else base.num_stages
     return Tile(
         BK=min(base.BK, max(16, triton.next_power_of_2(plan.K))),
         BV=min(base.BV, max(16, triton.next_power_of_2(plan.V))),

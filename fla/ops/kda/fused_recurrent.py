@@ -277,8 +277,10 @@ def _launch(
     sequences: int,
     **sizes: Any,
 ) -> None:
-    # Four warps share 32 columns: rows of a state are read in 128 bytes, all of K in registers.
-    BK, BV = max(16, triton.next_power_of_2(sizes["K"])), 32
+    # All of K is in registers. One token a sequence is a matter of memory: one warp a program needs
+    # no barrier. More tokens are serial: four warps shorten each step.
+    BK = max(16, triton.next_power_of_2(sizes["K"]))
+    BV, num_warps = (16, 1) if sizes["TOKENS"] <= sequences else (32, 4)
     grid = (sequences * sizes["HV"] * triton.cdiv(sizes["V"], BV),)
     if grid[0]:
         kda_fwd_recurrent_kernel[grid](
@@ -288,7 +290,7 @@ def _launch(
             WRITE_STRIDE=0 if ht is None else ht.stride(0),
             BK=BK, BV=BV, HAS_A=A_log is not None, HAS_BIAS=dt_bias is not None,
             HAS_INITIAL=h0 is not None, HAS_ACCEPTED=accepted is not None,
-            VARLEN=cu_seqlens is not None, num_warps=4,
+            VARLEN=cu_seqlens is not None, num_warps=num_warps,
         )  # fmt: skip
 
 
