@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Bytes, FLOPs, roofline and measured time of each stage of chunked KDA, forward and backward.
 
-`PYTHONPATH=. python benchmarks/kda_stages.py` on a GPU; the ceilings are arguments, measured by a large copy and
-a large bf16 product. Bytes count each tensor of a stage once, so that what programs share in the
-cache is free; FLOPs count the products that a kernel issues, masked halves included.
+`PYTHONPATH=. python benchmarks/kda_stages.py` on a GPU; the ceilings are arguments, measured by a
+large copy and a large bf16 product. Bytes count each tensor of a stage once, so that what programs
+share in the cache is free; FLOPs count the products that a kernel issues, masked halves included.
 """
 
 from __future__ import annotations

@@ -481,6 +481,22 @@ def test_chunk_tables_agree_and_are_kept_by_identity_and_version() -> None:
     assert chunk_table(cu_seqlens, 64, 300)[0] is not indices
 
 
+def test_tokens_of_no_sequence_get_zeros_under_graphs() -> None:
+    x = {
+        n: t.requires_grad_() for n, t in ref.inputs(Case(T=40, state=False), torch.float32).items()
+    }
+    cu_seqlens = torch.tensor([0, 5, 30], dtype=torch.int32, device=DEVICE)
+    torch.use_deterministic_algorithms(True)
+    try:
+        o, _ = chunk_kda(**x, cu_seqlens=cu_seqlens, use_graph=True, max_num_seqs=4)
+        grads = torch.autograd.grad(o.sum(), list(x.values()))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for t in (o, *grads):
+        assert torch.isfinite(t).all()
+        assert not t[:, 30:].any()
+
+
 def test_import_probes_no_device() -> None:
     code = (
         "import fla.ops.kda, fla.utils, torch\n"

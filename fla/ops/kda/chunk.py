@@ -78,8 +78,7 @@ class _ChunkKda(torch.autograd.Function):
             plan, factors.KE, factors.W, scores.G, scores.b, factors.E, h0,
             output_final_state, state_v_first,
         )  # fmt: skip
-        # Tokens outside every sequence exist only where tables are padded.
-        o = torch.zeros_like(v) if plan.padded else torch.empty_like(v)
+        o = plan.output_like(v)
         kda_fwd_output(plan, factors.QD, scores.S, h, factors.E, scores.b, o)
         kept = [getattr(factors, x) for x in _FACTORS] + [h] if keep_all else []
         ctx.save_for_backward(

@@ -264,8 +264,8 @@ def kda_bwd_values(
     tiles = (plan.chunks, plan.HV, plan.BT)
     rows = {"dtype": torch.float32, "device": v.device}
     out = ValueGradients(
-        dv=torch.empty_like(v),
-        dbeta=torch.empty_like(beta),
+        dv=plan.output_like(v),
+        dbeta=plan.output_like(beta),
         dS=E.new_empty(*tiles, plan.BT),
         dA=E.new_empty(*tiles, plan.BT),
         diag=torch.empty(tiles, **rows),
@@ -322,18 +322,13 @@ def kda_bwd_keys(
     """
     grouped = plan.HV != plan.H
     B, T = g.shape[:2]
-    dq, dk = (
-        torch.empty(B, T, plan.HV, plan.K, device=x.device, dtype=torch.float32)
-        if grouped
-        else torch.empty_like(x)
-        for x in (q, k)
-    )
-    dg = torch.empty_like(g)
+    rows = {"dtype": torch.float32, "device": q.device}
+    new = torch.zeros if plan.padded else torch.empty
+    dq, dk = (new(g.shape, **rows) if grouped else plan.output_like(x) for x in (q, k))
+    dg = plan.output_like(g)
     t = tile("keys", plan)
     NK = triton.cdiv(plan.K, t.BK)
-    rows = {"dtype": torch.float32, "device": q.device}
     # Padding chunks of use_graph write nothing, so their sums have to be there beforehand.
-    new = torch.zeros if plan.padded else torch.empty
     dA = new(plan.chunks, plan.HV, NK, **rows) if A_log is not None else None
     db = new(plan.chunks, plan.HV, plan.K, **rows) if dt_bias is not None else None
     levels, mid = plan.levels(options.safe)
@@ -346,7 +341,7 @@ def kda_bwd_keys(
             options.scale, options.lower_bound or 0.0, plan.T, plan.NT,
             H=plan.H, HV=plan.HV, K=plan.K, V=plan.V, BT=plan.BT, BK=t.BK, BV=t.BV,
             GATE=options.gate, HAS_A=A_log is not None, HAS_BIAS=dt_bias is not None,
-            NORM=options.norm, LEVELS=levels, MID_LEVEL=mid, MATRIX_SUM=not plan.full_precision,
+            NORM=options.norm, LEVELS=levels, MID_LEVEL=mid, MATRIX_SUM=plan.matrix_sum,
             PRECISION=plan.precision, VARLEN=plan.varlen, **t.schedule,
         )  # fmt: skip
     if grouped:

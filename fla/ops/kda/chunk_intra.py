@@ -284,7 +284,7 @@ def kda_fwd_intra(
             H=plan.H, HV=plan.HV, K=plan.K, BT=plan.BT, BK=t.BK,
             GATE=options.gate, HAS_A=A_log is not None, HAS_BIAS=dt_bias is not None,
             NORM=options.norm, SIGMOID=options.sigmoid, BETA_SCALE=options.beta_scale,
-            LEVELS=levels, MID_LEVEL=mid, MATRIX_SUM=not plan.full_precision,
+            LEVELS=levels, MID_LEVEL=mid, MATRIX_SUM=plan.matrix_sum,
             PRECISION=plan.precision, SOLVE_PRECISION=plan.solve_precision, VARLEN=plan.varlen,
             **t.schedule,
         )  # fmt: skip

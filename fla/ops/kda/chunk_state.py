@@ -153,7 +153,9 @@ def kda_fwd_state(
     Returns:
         States before each chunk `[chunks, HV, K, V]` and the last state fp32 or None.
     """
-    h = E.new_empty(plan.chunks, plan.HV, plan.K, plan.V)
+    # Rows of padded tables are no chunk's, but may be shown to the caller.
+    new = E.new_zeros if plan.padded else E.new_empty
+    h = new(plan.chunks, plan.HV, plan.K, plan.V)
     ht = plan.new_state(E.device, state_v_first) if output_final_state else None
     t = tile("state", plan)
     grid = (plan.sequences * plan.HV * triton.cdiv(plan.V, t.BV),)

@@ -70,6 +70,11 @@ class ChunkPlan:
         """The same for the triangular solve: tf32 is finer than a result kept in bf16."""
         return "tf32" if self.dtype == torch.bfloat16 else "tf32x3"
 
+    @property
+    def matrix_sum(self) -> bool:
+        """Whether running sums are products of bf16 parts, which Triton's interpreter has wrong."""
+        return self.dtype == torch.bfloat16
+
     def levels(self, safe: bool) -> tuple[int, int]:
         """Number of score levels, and the one whose offset lies in mid-block (-1: none).
 
@@ -79,6 +84,10 @@ class ChunkPlan:
         if safe and self.dtype != torch.float16:
             return depth - 3, depth - 4
         return depth, -1
+
+    def output_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Memory for a result in x's shape: zero where tokens may belong to no sequence."""
+        return torch.zeros_like(x) if self.padded else torch.empty_like(x)
 
     def new_state(self, device: torch.device, state_v_first: bool) -> torch.Tensor:
         """Uninitialised fp32 states of all sequences."""
