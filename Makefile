@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: check test lint schemas clean
+.PHONY: check test test-full lint schemas clean
 
 check: $(STAMP)
 	$(BIN)/python examples/three_branches.py
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+test-full: $(STAMP)
+	$(BIN)/python -m pytest -m ""
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
