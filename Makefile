@@ -28,7 +28,8 @@ $(STAMP): pyproject.toml constraints/ci.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade -c constraints/ci.txt setuptools
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt \
-	    torch triton numpy pytest ruff mypy import-linter types-PyYAML build
+	    torch triton numpy pytest ruff mypy import-linter types-PyYAML build \
+	    PyGithub jsonschema-rs types-requests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt --no-build-isolation -e .
 	touch $(STAMP)
 
