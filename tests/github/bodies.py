@@ -155,7 +155,15 @@ class Bodies:
     def issue(self, pull: Pull) -> Body:
         """The issue side of a pull request."""
         body = self.template("issues/get")
+        place = self.url(f"/issues/{pull.number}")
+        for part in ("comments", "events", "labels"):
+            body[f"{part}_url"] = f"{place}/{part}"
         body.update(
+            id=pull.number + 9000,
+            node_id="PR",
+            url=place,
+            html_url=place,
+            repository_url=self.url(""),
             number=pull.number,
             state=pull.state,
             title=pull.title,

@@ -249,7 +249,7 @@ class Double:
 
     def __enter__(self) -> Self:
         for server in self._servers:
-            run = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+            run = threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True)
             run.start()
         return self
 
@@ -318,7 +318,7 @@ class Double:
         applies = fault is None or fault.applied or not fault.status
         reply = self._handle(request) if applies else Reply()
         if fault and fault.status:
-            reply = Reply(fault.status, {"message": fault.message}, dict(fault.headers))
+            reply = Reply(fault.status, _error(fault.message), dict(fault.headers))
         if fault and fault.empty:
             reply.items = []
         self._page(request, reply)
@@ -476,7 +476,11 @@ def _grants(permissions: Mapping[str, str], needed: str) -> bool:
 
 
 def _refused(refusal: Refusal) -> Reply:
-    return Reply(refusal.status, {"message": refusal.message}, refusal.headers)
+    return Reply(refusal.status, _error(refusal.message), refusal.headers)
+
+
+def _error(message: str) -> dict[str, str]:
+    return {"message": message, "documentation_url": "https://docs.github.com/rest"}
 
 
 def _path(call: Call) -> str:
