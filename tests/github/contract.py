@@ -34,7 +34,7 @@ SLASHED = {
 LAST = {"path", "ref", "basehead"}
 # Errors that every operation may answer with, described or not: expired token, missing permission,
 # rate limits, conflicts, a service that is down. docs.github.com/rest troubleshooting pages.
-COMMON_ERRORS = {400, 401, 403, 404, 409, 415, 422, 429, 500, 502, 503, 504}
+COMMON_ERRORS = {400, 401, 403, 404, 409, 410, 415, 422, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
