@@ -342,7 +342,11 @@ class Client:
         first: bool = True,
         again: bool = True,
     ) -> Found:
-        """Look, create, and look again whenever a reply was lost."""
+        """Look, create, and look again whenever a reply was lost.
+
+        A write that lands after the last look still makes a second one; nothing at GitHub prevents
+        that, so whoever reads must take the oldest.
+        """
         found = look() if first else None
         if found is not None:
             return found

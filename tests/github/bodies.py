@@ -22,6 +22,7 @@ from tests.github.world import (
     Check,
     Comment,
     Commit,
+    Event,
     Job,
     Pull,
     Reaction,
@@ -450,6 +451,38 @@ class Bodies:
         policy = {"protected_branches": False, "custom_branch_policies": True}
         body = {**self.template("repos/get-environment"), "name": name}
         return {**body, "deployment_branch_policy": policy}
+
+    def payload(self, event: Event) -> Body:
+        """What a workflow finds in GITHUB_EVENT_PATH; the fields that are read, not all of them."""
+        subject = self._subject(event)
+        body = {"action": event.action, **subject, "repository": self.repository()}
+        if not event.action:
+            del body["action"]
+        return {**body, "sender": self.user(event.actor.login)}
+
+    def _subject(self, event: Event) -> Body:
+        world, subject = self.world, event.subject
+        if event.name == "pull_request":
+            return {"number": subject.number, "pull_request": self.pull(subject)}
+        if event.name == "issue_comment":
+            # docs: a comment on a pull request is an issue_comment; `issue.pull_request` tells.
+            url = {"url": self.url(f"/pulls/{subject.number}")}
+            issue = {**self.issue(world.pulls[subject.number]), "pull_request": url}
+            return {"issue": issue, "comment": self.comment(subject)}
+        if event.name == "workflow_run":
+            return {"workflow_run": self.run(subject), "workflow": self.workflow(subject.workflow)}
+        if event.name == "workflow_dispatch":
+            return {"inputs": subject.inputs, "ref": f"refs/heads/{subject.branch}"}
+        if event.name == "merge_group":
+            sha = world.tip(subject)
+            ref = f"refs/heads/{subject}"
+            return {"merge_group": {"head_ref": ref, "head_sha": sha}}
+        if event.name == "check_run":
+            return {"check_run": self.check(subject)}
+        if event.name == "status":
+            return {"sha": subject.sha, **self.status(subject)}
+        (owner, branch), sha = subject
+        return {"ref": f"refs/heads/{branch}", "after": sha, "pusher": {"name": owner}}
 
 
 def _before(commits: list[str], last: str) -> list[str]:

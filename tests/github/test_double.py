@@ -11,7 +11,7 @@ import pytest
 
 from tests.github.contract import API_VERSION, load
 from tests.github.double import HANDLERS, PERMISSIONS, Double, Fault
-from tests.github.world import Actor, Refusal, Run, World
+from tests.github.world import Actor, Refusal, Run, World, job_permissions
 
 EVERYTHING = {
     "actions": "write", "administration": "read", "checks": "write", "contents": "read",
@@ -212,6 +212,41 @@ def test_tokens_end(github: Double) -> None:
     world.advance(minutes=61)
     assert call("GET", "~")[0] == 401
     assert Caller(github, "nonsense")("GET", "~")[0] == 401
+
+
+def test_job_token_has_exactly_its_yaml_permissions(github: Double) -> None:
+    flow = {
+        "permissions": {"contents": "read", "issues": "write"},
+        "jobs": {"scope": {}, "plan": {"permissions": {"checks": "write"}}, "none": {}},
+    }
+    assert job_permissions(flow, "scope") == {"contents": "read", "issues": "write"}
+    assert job_permissions(flow, "scope", fork=True) == {"contents": "read", "issues": "read"}
+    assert job_permissions(flow, "plan") == {"checks": "write"}
+    assert job_permissions({**flow, "permissions": {}}, "scope") == {}
+    assert job_permissions({"jobs": flow["jobs"]}, "none") == {"contents": "read"}
+    assert job_permissions({**flow, "permissions": "read-all"}, "none")["statuses"] == "read"
+    with pytest.raises(ValueError, match="administration"):
+        job_permissions({**flow, "permissions": {"administration": "read"}}, "none")
+    github.world.open_pull("alice")
+    plan = Caller(github, github.world.job_token_of(flow, "plan"))
+    assert plan("GET", "~")[0] == 200
+    assert plan("GET", "~/contents/README.md")[0] == 403
+    assert plan("POST", "~/check-runs", {"name": "x", "head_sha": "main"})[0] == 201
+
+
+def test_events_can_be_handed_to_a_workflow(busy: Double) -> None:
+    world = busy.world
+    world.enqueue(world.pulls[1])
+    world.finish(world.start_run(world.workflows["run.yml"], "push", Actor("mona"), "main",
+                                 world.tip("main") or ""))  # fmt: skip
+    payloads = {event.name: busy.bodies.payload(event) for event in world.events + world.silent}
+    for name in ("pull_request", "issue_comment", "workflow_run", "check_run", "merge_group",
+                 "workflow_dispatch", "push", "status"):  # fmt: skip
+        assert payloads[name]["repository"]["full_name"] == world.full_name, name
+        assert payloads[name]["sender"]["login"], name
+    assert payloads["issue_comment"]["issue"]["pull_request"]["url"].endswith("/pulls/1")
+    assert payloads["pull_request"]["pull_request"]["head"]["repo"]["fork"]
+    assert payloads["merge_group"]["merge_group"]["head_ref"].startswith("refs/heads/gh-readonly")
 
 
 def test_installation_token_is_never_wider_than_its_app(github: Double) -> None:

@@ -255,6 +255,28 @@ class Protection:
     checks: list[tuple[str, int | None]] = field(default_factory=list)
 
 
+SCOPES = (
+    "actions", "attestations", "checks", "contents", "deployments", "discussions", "issues",
+    "packages", "pages", "pull-requests", "security-events", "statuses",
+)  # fmt: skip
+
+
+def job_permissions(workflow: Mapping[str, Any], job: str, *, fork: bool = False) -> dict[str, str]:
+    """The permissions of a job by its YAML.
+
+    docs, workflow syntax: those of the job replace those at the top as a whole; where neither is
+    written the repository's default counts, here the restricted one (`contents: read`). docs,
+    GITHUB_TOKEN: in `pull_request` runs of a fork every write becomes read.
+    """
+    written = workflow["jobs"][job].get("permissions", workflow.get("permissions"))
+    if written in ("read-all", "write-all"):
+        written = dict.fromkeys(SCOPES, written.removesuffix("-all"))
+    granted = {"contents": "read"} if written is None else dict(written)
+    if unknown := granted.keys() - {*SCOPES, "id-token", "models"}:
+        raise ValueError(f"GitHub refuses this workflow: permissions {sorted(unknown)}")
+    return {name: "read" if fork and level == "write" else level for name, level in granted.items()}
+
+
 class World:
     """One repository, the people and Apps round it, and what they do to it."""
 
@@ -347,6 +369,10 @@ class World:
         granted = {key: level for key, level in granted.items() if level != "none"}
         expires = self.now + JOB_TOKEN_LIFE
         return self._token("ghs_job", self.job_actor(run), {"metadata": "read", **granted}, expires)
+
+    def job_token_of(self, workflow: Mapping[str, Any], job: str, *, fork: bool = False) -> str:
+        """GITHUB_TOKEN of a job as a parsed workflow file gives it."""
+        return self.job_token(job_permissions(workflow, job, fork=fork))
 
     def installation_token(self, app: App, wanted: Mapping[str, str] | None = None) -> Token:
         """spec apps/create-installation-access-token: never more than the App has; one hour."""
