@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -491,6 +492,20 @@ def test_host_that_is_not_there(naps: Naps) -> None:
         Client("octo-org/kernels", Token("x"), connection=connection).pull(1)
     connection.close()
     assert naps.taken == [1, 2, 4]
+
+
+def test_requests_own_errors_are_ours(
+    client: Client, naps: Naps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise requests.exceptions.RetryError("too many 502 replies")
+
+    monkeypatch.setattr(client.connection._requester(), "requestJsonAndCheck", broken)
+    with pytest.raises(Unsure, match="RetryError: too many"):
+        client.pull(1)
+    with pytest.raises(Unsure):
+        client.post_comment(1, MARK, TEXT)
+    assert len(naps.taken) == 6
 
 
 # Permissions.
