@@ -5,18 +5,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bot.change import Repository
 from bot.check import Request, analyse, report
-from bot.document import Strict
 from bot.errors import Fault, UserError
+from bot.github.records import Write
 from bot.model import CheckState, Oid, Report
 from bot.report.markdown import body_block, comment, put_block
 
-__all__ = ["Write", "handle"]
+__all__ = ["handle"]
 
 CHECK_NAME = "fla-bot/ready"
 MAX_EVENT_BYTES = 25 << 20  # GitHub caps webhook payloads at 25 MB
@@ -57,14 +57,6 @@ class _Event(_Action):
 
 
 Payload = TypeVar("Payload", bound=_Payload)
-
-
-class Write(Strict):
-    """One request that would change something on GitHub."""
-
-    method: Literal["POST", "PATCH"]
-    path: str
-    body: dict[str, Any]
 
 
 def handle(
