@@ -30,7 +30,9 @@ _ORDER = {"n/a": 0, "within-budget": 1, "exact": 2, "draft": 0, "enforced": 1}
 
 
 def _higher(before: Any, after: Any) -> bool:
-    return bool(_ORDER.get(after, -1) > _ORDER.get(before, 9))
+    # A word and a mapping by dtype cannot be compared: not tighter.
+    sides = [_ORDER.get(side) if isinstance(side, str) else None for side in (before, after)]
+    return sides[0] is not None and sides[1] is not None and sides[1] > sides[0]
 
 
 # Where a changed value has a direction. Everything that is not listed weakens: fail closed.
@@ -103,13 +105,20 @@ def _differences(before: Any, after: Any, place: Path) -> Iterator[Edit]:
         old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(old, new, (*place, key))
-        elif old != new:
+        elif _differ(old, new):
             sides = ["" if side is _ABSENT else json.dumps(side) for side in (old, new)]
             kind = _kind(old, new, (*place, key))
             yield Edit(place=".".join((*place, key)), kind=kind, before=sides[0], after=sides[1])
 
 
 _ABSENT = object()
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """By what would be written: to Python, `0`, `0.0` and `false` are equal."""
+    if old is _ABSENT or new is _ABSENT:
+        return True
+    return json.dumps(old) != json.dumps(new)
 
 
 def _kind(old: Any, new: Any, place: Path) -> Kind:

@@ -166,6 +166,8 @@ def check_cells(contract: Contract) -> list[str]:
         except ExpressionError as error:
             faults.append(f"{name}: {error}")
             continue
+        if contract.entry_points[name].axes and not found:
+            faults.append(f"{name}: the constraints allow no cell at all")
         for cell in found:
             try:
                 call(contract, cell, 0)

@@ -24,6 +24,7 @@ __all__ = ["Repository", "changed_lines"]
 
 REGULAR, LINK = ("100644", "100755"), "120000"
 MAX_LINKS = 8
+MAX_UNTRACKED = 4 << 20  # bytes; checkpoints and data lie beside many a checkout
 MAX_DIFF = 1_000_000  # pairs of lines; a longer rewrite is named as one run
 _STATUS: dict[str, Literal["added", "deleted", "modified", "renamed", "type-changed"]] = {
     "A": "added",
@@ -94,11 +95,17 @@ class Repository:
             self._reader.communicate()
         self.scratch.cleanup()
 
-    def git(self, *argv: str, index: Path | None = None) -> bytes:
+    def _is_source(self, name: bytes) -> bool:
+        """Whether an untracked path belongs to the change: our own folder and big data do not."""
+        path = self.root / os.fsdecode(name)
+        own = name.startswith(b".fla-bot/")
+        return not own and (path.is_symlink() or path.stat().st_size <= MAX_UNTRACKED)
+
+    def git(self, *argv: str, index: Path | None = None, stdin: bytes = b"") -> bytes:
         """Run git here; ProgramFailed if it says no."""
         env = self.env if index is None else {**self.env, "GIT_INDEX_FILE": str(index)}
         safe = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-        return run(["git", *safe, *argv], cwd=self.root, env=env)
+        return run(["git", *safe, *argv], cwd=self.root, env=env, stdin=stdin)
 
     def commit(self, ref: str, purpose: str) -> str:
         """The commit of a ref, or a UserError that says which ref is unknown."""
@@ -135,9 +142,13 @@ class Repository:
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(self.root / objects),
         }
         self.git("read-tree", "HEAD", index=scratch / "index")
-        # Our own folder is no part of what we judge.
-        spec = (":/", ":(exclude,top).fla-bot")
-        self.git("add", "--all", "--", *spec, index=scratch / "index")
+        self.git("add", "--update", "--", ":/", index=scratch / "index")
+        others = self.git("ls-files", "-z", "--others", "--exclude-standard", "--full-name", ":/")
+        small = [name for name in others.split(b"\0")[:-1] if self._is_source(name)]
+        if small:
+            options = ("--pathspec-from-file=-", "--pathspec-file-nul")
+            names = b"\0".join(b":(top,literal)" + name for name in small)
+            self.git("add", *options, index=scratch / "index", stdin=names)
         return self.git("write-tree", index=scratch / "index").decode()[:-1]
 
     def change(self, base: str | None, head: str | None, trusted: str | None) -> Change:
@@ -149,7 +160,10 @@ class Repository:
         except ProgramFailed as error:
             message = "base and head share no history (a shallow clone? `git fetch --unshallow`)"
             raise UserError(message) from error
-        head_tree = tip if head is not None else self.work_tree()
+        try:
+            head_tree = tip if head is not None else self.work_tree()
+        except ProgramFailed as error:
+            raise UserError(f"git cannot read the work tree: {error.stderr}") from error
         clean = head is None and head_tree == self.git("rev-parse", "HEAD^{tree}").decode()[:-1]
         return Change(
             base=base_commit,

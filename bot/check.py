@@ -215,7 +215,7 @@ def _facts(repository: Repository, analysis: Analysis, result: Result) -> Facts:
     head = analysis.trees[1].sources
     return Facts(
         contracts=list(_states(analysis)),
-        faults={op: str(error) for op, error in books.faults.items()},
+        faults={op: "; ".join(map(str, e.faults)) for op, e in books.faults.items()},
         required_ops=_required_ops(analysis),
         edits=books.edits,
         new_ops=books.new_ops,

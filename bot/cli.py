@@ -9,6 +9,7 @@ import contextlib
 import gc
 import io
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from bot.change import Repository
     from bot.check import Request
     from bot.contract import Contract
+    from bot.errors import Fault
     from bot.model import Report
 
 __all__ = ["main"]
@@ -300,7 +302,10 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{name}: has complete evidence for this head; not run again")
     for name, reason in done.failed.items():
         print(f"fla-bot: infra: {name}: {_printable(reason)}", file=sys.stderr)
-    if not (done.written or done.kept or done.failed):
+    for job in done.left:
+        print(f"{job.id}: fla-bot does not run tests lanes yet; run it yourself:")
+        print(f"    python -m pytest {' '.join(map(shlex.quote, job.cells))}")
+    if not (done.written or done.kept or done.failed or done.left):
         print("no job of the plan belongs to these lanes; nothing was run")
     return EXIT_INFRA if done.failed else EXIT_OK
 
@@ -325,6 +330,8 @@ def _init(arguments: argparse.Namespace) -> int:
         else:
             for path, outcome in write(repository.root, adoption.texts, force=arguments.force):
                 print(f"{path}: {outcome}")
+            print("next: read contracts/policy.yaml, commit contracts/ on the base branch, and run")
+            print("`fla-bot check` on a branch; drafts show and never block until you enforce them")
     for note in adoption.notes:
         print(f"note: {_printable(note)}", file=sys.stderr)
     return EXIT_OK
@@ -347,37 +354,48 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _contract_validate(arguments: argparse.Namespace) -> int:
-    from bot import contract, policy
-    from bot.cells import check_cells
-    from bot.errors import Fault, UserError
+    from bot.errors import UserError
 
-    faults = []
+    faults: list[Fault] = []
     for path in arguments.files:
-        try:
-            if path.name == "policy.yaml":
-                policy.load(path.read_bytes(), str(path))
-            else:
-                found = check_cells(contract.load(path.read_bytes(), str(path)))
-                faults += [Fault(str(path), 0, 0, fault) for fault in found]
-        except UserError as error:
-            faults += error.faults
-        except OSError as error:
-            faults.append(Fault(str(path), 0, 0, error.strerror or str(error)))
-        else:
+        found = _file_faults(path)
+        faults += found
+        if not found:
             print(f"{path}: ok")
     if faults:
         raise UserError(faults=faults)
     return EXIT_OK
 
 
-def _load_contract(path: Path) -> Contract:
-    from bot import contract
-    from bot.errors import UserError
+def _file_faults(path: Path) -> list[Fault]:
+    from bot import policy
+    from bot.errors import Fault, UserError
 
     try:
-        return contract.load(path.read_bytes(), str(path))
+        if path.name == "policy.yaml":
+            policy.load(path.read_bytes(), str(path))
+        else:
+            _load_contract(path)
+    except UserError as error:
+        return error.faults
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        return [Fault(str(path), 0, 0, error.strerror or str(error))]
+    return []
+
+
+def _load_contract(path: Path) -> Contract:
+    from bot import contract
+    from bot.cells import check_cells
+    from bot.errors import Fault, UserError
+
+    try:
+        found = contract.load(path.read_bytes(), str(path))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(faults=[Fault(str(path), 0, 0, reason)]) from error
+    if faults := check_cells(found):
+        raise UserError(faults=[Fault(str(path), 0, 0, fault) for fault in faults])
+    return found
 
 
 def _contract_show(arguments: argparse.Namespace) -> int:

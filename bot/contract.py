@@ -332,6 +332,10 @@ def _arg_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fa
 
 
 def _result_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fault]:
+    names = [output.name for output in point.outputs]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            yield document.fault((*at, "outputs", i), f"output `{name}` stands twice")
     for i, output in enumerate(point.outputs):
         yield from _letters(point, document, (*at, "outputs", i), output.dims)
         for arg in sorted(set(output.alias) - set(point.args)):

@@ -334,6 +334,11 @@ class Index:
                     found[path] = served
         return found
 
+    def has_unknown_effect(self, path: str, item: Definition) -> bool:
+        """Tell whether a definition is module-level code that changes something out of sight."""
+        heads = {name.partition(".")[0] for name in item.writes}
+        return item.kind == "statement" and not any(self.origin(path, head) for head in heads)
+
     def has_tests(self, path: str) -> bool:
         """Tell whether pytest finds tests in a file."""
         return any(
@@ -461,6 +466,10 @@ class _Spread:
                 self._push(origin)
         if path.endswith("conftest.py"):
             self.take_subtree(path)
+        elif self.tree.has_unknown_effect(path, item):
+            # What the module does when it is imported has changed, not only what it holds.
+            for test in self.tree.import_closure([path]) & self.tree.test_files:
+                self.tests.setdefault(test, self._because)
 
     def _leave_method(self, path: str, item: Definition) -> None:
         owner, _, name = item.name.partition(".")
@@ -596,6 +605,11 @@ def _difference(path: str, base: Summary | None, head: Summary | None) -> _Diffe
             found.doubts.append(f"cannot be parsed at {side}, line {line}: {message}")
     _compare_definitions(found, before, after)
     _compare_imports(found, before, after)
+    if path.endswith("__init__.py") and not (found.head or found.base) and base and head:
+        # The order of imports in a package decides what a circular import finds.
+        order = [[e for e in side.imports if e.owner < 0] for side in (before, after)]
+        if order[0] != order[1]:
+            found.doubts.append("imports are reordered")
     if before.exports != after.exports:
         names = set(before.exports or ()) ^ set(after.exports or ())
         # A file that is gone has names only in the tree before.
@@ -667,6 +681,8 @@ class _Query:
         for item in differences:
             self._start(item)
             self._start_dangling(item)
+            if not item.path.endswith("__init__.py"):
+                self._start_readers(item.path)
         for path in changed:
             if path not in code:
                 self._take_other_file(path)
@@ -693,19 +709,13 @@ class _Query:
         found = _difference(path, self.base.summaries.get(path), self.head.summaries.get(path))
         for tree, nodes in ((self.base, found.base), (self.head, found.head)):
             for node in nodes:
-                if self._has_unknown_effect(tree, node):
+                key = node[1]
+                item = tree.summaries[path].definitions[key] if isinstance(key, int) else None
+                if item is not None and tree.has_unknown_effect(path, item):
                     found.doubts.append(
                         "module-level code is changed that names nothing of the tree"
                     )
         return found
-
-    def _has_unknown_effect(self, tree: Index, node: _Node) -> bool:
-        path, key = node
-        if not isinstance(key, int):
-            return False
-        item = tree.summaries[path].definitions[key]
-        heads = {name.partition(".")[0] for name in item.writes}
-        return item.kind == "statement" and not any(tree.origin(path, head) for head in heads)
 
     def _start(self, item: _Difference) -> None:
         for node in item.head:
@@ -765,14 +775,20 @@ class _Query:
 
     def _take_other_file(self, path: str) -> None:
         """A file that is no Python: follow who names it; if nobody does, it may concern all."""
-        names = {path, path.rpartition("/")[2]}
+        users = self._start_readers(path)
+        # What stands at the top builds or configures; that a test names it narrows nothing.
+        is_known = "/" in path and self._reached(self.head, users)
+        if not matches(path, self.settings.inert) and not is_known:
+            self._take_all(path, "it is not known what this file is for")
+
+    def _start_readers(self, path: str) -> list[_Node]:
+        """Code that names a file by its path or name may read it, or run it."""
         users: list[_Node] = []
-        for name in sorted(names):
+        for name in sorted({path, path.rpartition("/")[2]}):
             users += self.head.strings.get(name, ())
         for node in users:
             self.spread.start(node, path)
-        if not matches(path, self.settings.inert) and not self._reached(self.head, users):
-            self._take_all(path, "it is not known what this file is for")
+        return users
 
     # Steps of widening, from narrow to wide.
 

@@ -39,7 +39,7 @@ _Scope = Mapping[str, list[Binding]]
 class Module:
     """One file: everything that its top-level names are bound to, conditions ignored.
 
-    `has_escapes`: functions may bind names of the scopes around them.
+    `has_escapes`: functions may bind names in ways that only a walk over all of them finds.
     """
 
     path: str
@@ -127,12 +127,15 @@ def _is_device(node: ast.AST) -> bool:
     )
 
 
+_BINDING_WORDS = (b"global ", b"nonlocal ", b":=", b"except ", b"match ")
+
+
 @lru_cache(maxsize=1024)
 def parse_module(path: str, text: bytes) -> Module:
     """Parse a file; SyntaxError or ValueError where it is no Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        escapes = any(word in text for word in (b"global ", b"nonlocal ", b":="))
+        escapes = any(word in text for word in _BINDING_WORDS)
         module = Module(path, module_name(path), ast.parse(text), escapes)
     for name, binding in _bound_by(module.tree.body, module):
         module.bindings.setdefault(name, []).append(binding)
@@ -229,6 +232,10 @@ def _escaping(function: Function) -> Iterator[str]:
             yield from node.names
         elif isinstance(node, ast.NamedExpr):
             yield node.target.id
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
 
 
 class Sources:

@@ -20,11 +20,12 @@ __all__ = ["Outcome", "run_plan"]
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run did: files written, jobs that had complete evidence, jobs that could not run."""
+    """What a run did: files written, jobs that had evidence, that failed, that are left to you."""
 
     written: list[Path] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    left: list[Job] = field(default_factory=list)
 
 
 def run_plan(
@@ -47,7 +48,10 @@ def run_plan(
     folder = evidence_dir or evidence_folder(repository, planned)
     done = Outcome()
     for job in planned.jobs:
-        if job.lane not in wanted or job.op not in books.contracts:
+        if job.lane not in wanted:
+            continue
+        if job.op not in books.contracts:
+            done.left.append(job)
             continue
         if _is_complete(folder, planned, job):
             done.kept.append(job.id)

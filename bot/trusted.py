@@ -60,12 +60,16 @@ def read_books(repository: Repository, change: Change, folder: Path | None, cach
         raise UserError(f"--policy {folder}: no {POLICY_NAME} there")
     policy, source, texts, from_trusted = _trusted(repository, change, folder, cache)
     contracts, trusted_faults = _load_all(texts, cache)
+    trusted_faults |= _lane_faults(contracts, policy)
     if trusted_faults:
         lists = (error.faults for error in trusted_faults.values())
         raise UserError(faults=[fault for faults in lists for fault in faults])
     before, proposed, removed, faults = (
         _proposed(repository, change, cache) if from_trusted else ({}, {}, {}, {})
     )
+    # The lanes that a change adds to the policy do not exist before it is merged.
+    faults |= _lane_faults(proposed, policy)
+    proposed = {op: contract for op, contract in proposed.items() if op not in faults}
     edits = {
         op: found
         for op in sorted(set(before) & set(proposed))
@@ -89,6 +93,17 @@ def read_books(repository: Repository, change: Change, folder: Path | None, cach
         removed=removed,
         faults=faults,
     )
+
+
+def _lane_faults(contracts: Mapping[str, Contract], policy: Policy) -> dict[str, UserError]:
+    """Contracts that trust in a lane which the policy does not have."""
+    faults = {}
+    for op, contract in contracts.items():
+        named = {lane for point in contract.entry_points.values() for lane in point.lanes}
+        if unknown := sorted(named - set(policy.lanes)):
+            message = f"lane `{unknown[0]}` is not in the policy"
+            faults[op] = UserError(faults=[Fault(f"{FOLDER}/{op}.yaml", 0, 0, message)])
+    return faults
 
 
 def _proposed(

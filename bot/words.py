@@ -44,19 +44,24 @@ def _title_help(spec: PullRequest) -> str:
 
 
 def sections(body: str) -> dict[str, bool]:
-    """Headings in lower case, and whether anything but comments stands below them."""
+    """Headings in lower case, and whether anything but comments stands below them.
+
+    What stands below a smaller heading stands below the larger one round it, too.
+    """
     from markdown_it import MarkdownIt
 
     found: dict[str, bool] = {}
-    heading, inside = "", False
+    open_: list[tuple[str, str]] = []  # level (`h2`) and text of the headings that we are below
+    level = ""
     for token in MarkdownIt("commonmark").parse(body):
         if token.type in ("heading_open", "heading_close"):
-            inside = token.type == "heading_open"
-        elif inside and token.type == "inline":
+            level = token.tag if token.type == "heading_open" else ""
+        elif level and token.type == "inline":
             heading = " ".join(token.content.split()).lower()
+            open_ = [(size, name) for size, name in open_ if size < level] + [(level, heading)]
             found.setdefault(heading, False)
-        elif heading and _says_something(token.type, token.content):
-            found[heading] = True
+        elif _says_something(token.type, token.content):
+            found |= {name: True for _, name in open_}
     return found
 
 

@@ -26,6 +26,9 @@ from bot.model import (
 __all__ = ["Facts", "checklist", "conclude"]
 
 
+MANY = 3  # drafts that are named one by one
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known without evidence and decides checklist rows.
@@ -74,7 +77,13 @@ def _item(name: str, state: ItemState, text: str, evidence: str = "") -> Checkli
 def _contract_items(facts: Facts) -> Iterator[ChecklistItem]:
     if not facts.contracts:
         yield _item("contracts", ItemState.NOT_APPLICABLE, "no op with a contract is touched")
+    quiet = [c for c in facts.contracts if c.status == "draft" and c.op not in facts.required_ops]
+    if len(quiet) > MANY:
+        ops = ", ".join(contract.op for contract in quiet)
+        yield _item("drafts", ItemState.NOT_APPLICABLE, f"{len(quiet)} contracts are drafts", ops)
     for contract in facts.contracts:
+        if contract in quiet and len(quiet) > MANY:
+            continue
         name, required = f"contract:{contract.op}", contract.op in facts.required_ops
         if contract.status == "enforced":
             yield _item(
@@ -147,30 +156,33 @@ def _suppression_items(facts: Facts) -> Iterator[ChecklistItem]:
 
 def _rules_item(facts: Facts) -> ChecklistItem:
     errors = [finding for finding in facts.findings if finding.severity is Severity.ERROR]
+    warnings = len(facts.findings) - len(errors)
+    also = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
     if errors:
         first = errors[0]
-        text = f"{len(errors)} finding{'s' * (len(errors) > 1)}"
+        text = f"{len(errors)} finding{'s' * (len(errors) > 1)}{also}"
         place = f"{first.path}:{first.line} {first.code} {first.message}"
         return _item("rules", ItemState.FAILED, text, place)
-    return _item("rules", ItemState.DONE, "the change adds no finding")
+    return _item("rules", ItemState.DONE, f"the change adds no error{also}")
 
 
 def _job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
     rows = [row for row in all_rows if row.job == job.id]
     name, cells = f"job:{job.id}", len(job.cells)
+    what = f"test files on {job.lane}" if job.op == "tests" else f"cells of {job.op} on {job.lane}"
     bad = [row for row in rows if row.verdict is Verdict.FAIL]
     open_ = [row for row in rows if row.verdict not in (Verdict.FAIL, Verdict.PASS, Verdict.WAIVED)]
     optional = "" if job.required else " (not required)"
     if bad:
-        state, text = ItemState.FAILED, f"{len(bad)} of {cells} cells fail on {job.lane}"
+        state, text = ItemState.FAILED, f"{len(bad)} of {cells} {what} fail"
         evidence = f"{bad[0].cell}: {bad[0].reason} ({bad[0].because})"
     elif open_:
         waiting = open_[0].verdict is Verdict.WAITING
         # A lost job has no figures: it blocks like a failure until it is run again.
         state = ItemState.WAITING if waiting else ItemState.FAILED
-        text, evidence = f"{cells} cells of {job.op} on {job.lane}", open_[0].reason
+        text, evidence = f"{cells} {what}", open_[0].reason
     else:
-        state, text = ItemState.DONE, f"{cells} cells of {job.op} pass on {job.lane}"
+        state, text = ItemState.DONE, f"{cells} {what} pass"
         evidence = rows[0].reason if rows else ""
     if not job.required and state is not ItemState.DONE:
         state = ItemState.NOT_APPLICABLE
@@ -196,7 +208,7 @@ def conclude(
             row.verdict is Verdict.FAIL for row in rows
         )
         verdict = Verdict.LOST if lost else Verdict.FAIL
-        step = f"mend {failed[0].evidence or failed[0].text}"
+        step = failed[0].evidence or failed[0].text
         return verdict, CheckState.FAILURE, f"Not ready: {failed[0].text}", step
     if human:
         return Verdict.WAITING, CheckState.ACTION_REQUIRED, "Needs a person", human[0].text
@@ -205,6 +217,9 @@ def conclude(
         return Verdict.WAITING, CheckState.IN_PROGRESS, "Waiting for evidence", step
     if plan.jobs and not any(job.required for job in plan.jobs):
         # Green, since nothing more is asked for; but nothing was proved, and we do not say so.
-        step = "`fla-bot run --lane LANE` measures all the same"
+        lanes = sorted({job.lane for job in plan.jobs if not job.lane.startswith("tests:")})
+        step = "run the tests that reach it"
+        if lanes:
+            step += f", or `fla-bot run --lane {lanes[0]}`"
         return Verdict.PASS, CheckState.SUCCESS, "No required lane guards this change", step
     return Verdict.PASS, CheckState.SUCCESS, "Ready", "nothing to do"

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from bot.model import CheckState, ItemState, Report, Verdict
+from bot.model import CheckState, ItemState, Report, Severity, Verdict
 
 __all__ = ["console", "show"]
 
@@ -49,6 +49,11 @@ def _line(console: Console, text: str, style: str = "", indent: int = 0) -> None
         console.print(Text(" " * indent + safe), soft_wrap=True)
 
 
+def _more(console: Console, count: int) -> None:
+    if count > MAX_ROWS:
+        _line(console, f"and {count - MAX_ROWS} more, see --format json", "dim")
+
+
 def show(report: Report, console: Console) -> None:
     """Print a report."""
     change = report.change
@@ -61,15 +66,23 @@ def show(report: Report, console: Console) -> None:
         _line(console, f"{area.area}: {shown}", "dim")
     if report.scope.unknown:
         _line(console, f"unknown area: {', '.join(report.scope.unknown[:5])}", "yellow")
+    for line in report.scope.widened[:MAX_ROWS]:
+        _line(console, f"widened: {line}", "yellow")
+    _more(console, len(report.scope.widened))
+    tests = report.impact.tests
+    if tests:
+        rest = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
+        _line(console, f"tests that reach it: {', '.join(tests[:3])}{rest}", "dim")
     for finding in report.findings[:MAX_ROWS]:
         place = f"{finding.path}:{finding.line}"
-        _line(console, f"{place}: {finding.code} {finding.message} [{finding.name}]", "red")
+        style = "red" if finding.severity is Severity.ERROR else "yellow"
+        _line(console, f"{place}: {finding.code} {finding.message} [{finding.name}]", style)
+    _more(console, len(report.findings))
     bad = [row for row in report.rows if row.verdict not in (Verdict.PASS, Verdict.WAITING)]
     for row in bad[:MAX_ROWS]:
         _line(console, f"{row.verdict} {row.lane} {row.cell or row.op}", "red")
         _line(console, row.reason + (f" (changed: {row.because})" if row.because else ""), "", 4)
-    if len(bad) > MAX_ROWS:
-        _line(console, f"and {len(bad) - MAX_ROWS} more, see --format json", "dim")
+    _more(console, len(bad))
     for item in report.checklist:
         mark, style = _MARK[item.state]
         _line(console, f"{mark:>5}  {item.text}", style)

@@ -15,6 +15,7 @@ import importlib
 import io
 import pkgutil
 import re
+import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,6 +91,8 @@ def code_of(rule: ModuleType) -> tuple[str, str]:
 
 def explain(word: str) -> str | None:
     """The manual of a rule, by code or name."""
+    if word.lower() in [name.lower() for name in _UNREADABLE]:
+        return f"{' '.join(_UNREADABLE)}\n\n{_unreadable.__doc__}"
     for rule in rules():
         code, name = code_of(rule)
         if word.lower() in (code.lower(), name):
@@ -113,7 +116,9 @@ def _unreadable(context: Context) -> Iterator[Finding]:
         fault = context.head.summaries[path].fault
         if fault is not None:
             line = max(1, fault.line)
-            yield _finding(_UNREADABLE, Hit(path, line, line, fault.message))
+            python = ".".join(map(str, sys.version_info[:2]))
+            message = f"Python {python} cannot parse it: {fault.message}"
+            yield _finding(_UNREADABLE, Hit(path, line, line, message))
 
 
 def touched(context: Context) -> list[str]:

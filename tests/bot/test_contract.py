@@ -109,6 +109,8 @@ def test_policy_faults_have_places_too() -> None:
         ("D: 8192", "D: 16384", "tighter"),
         ("D: 8192", "D: 4096", "weaker"),
         ("repeat: exact", "repeat: within-budget", "weaker"),
+        ("backward: false, layout", "backward: 0, layout", "weaker"),
+        ("repeat: exact", "repeat: {fp32: exact, fp16: exact, bf16: exact}", "weaker"),
         ("status: enforced", "status: draft", "weaker"),
         ('          d3: {set: {D: 3}, when: "x.shape[-1] <= 16"}\n', "", "weaker"),
         (
@@ -155,6 +157,7 @@ def test_digest_of_an_edit_covers_all_of_it(contract_text: bytes) -> None:
         ("{family: tiny}", "{family: nonsense}", "not a family"),
         ('layout != "transposed" or', "1 / 0 or", "division by zero"),
         ("{layout: sliced}", "{layout: diagonal}", "unknown layout"),
+        ('- layout != "transposed"', '- "False"\n      - layout != "transposed"', "no cell at all"),
     ],
 )
 def test_cell_that_cannot_be_built_is_a_fault(
@@ -169,6 +172,11 @@ def test_cell_that_cannot_be_built_is_a_fault(
     [
         ("{B: 2, T: 33", "{normal: zeros, B: 2, T: 33", "is a word of the grammar"),
         ('"/fla/modules/l2norm.py"', '"!x"', "not a positive"),
+        (
+            "      - name: y\n",
+            "      - {name: y, dims: [B], budget: {fp32: 1.0}}\n      - name: y\n",
+            "twice",
+        ),
         ('"/fla/modules/l2norm.py"', '"/*a*a*a*a*b"', "wildcards in one segment"),
         ('"/fla/modules/l2norm.py"', '"{op}{op}"', "redefinition"),
     ],

@@ -92,6 +92,45 @@ def test_tighter_contract_is_judged_by_itself(
     assert report.state is CheckState.IN_PROGRESS
 
 
+def test_lane_that_the_policy_lacks_is_a_fault(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract = (kernels.path / "contracts/l2norm.yaml").read_text()
+    kernels.write(
+        {"contracts/l2norm.yaml": contract.replace('["interpret:cpu", ', '["interpret:x", ')}
+    )
+    report = check(capsys, kernels)
+    assert states(report)["contract:l2norm"] == "failed"
+    assert "lane `interpret:x` is not in the policy" in report.next_step
+
+
+def test_work_tree_that_git_cannot_read_is_explained(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels.write({".gitattributes": "*.py filter=broken\n", "fla/modules/new.py": "x = 1\n"})
+    kernels.git("config", "filter.broken.clean", "/nope")
+    kernels.git("config", "filter.broken.required", "true")
+    assert main(["check", "--repo", str(kernels.path)]) == 1
+    assert "git cannot read the work tree" in capsys.readouterr().err
+
+
+def test_big_untracked_data_is_left_out(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels.write({"model.bin": b"\0" * (5 << 20), "fla/modules/new.py": "x = 1\n"})
+    assert check(capsys, kernels).change.files == ["fla/modules/new.py"]
+
+
+def test_tests_lane_says_what_to_run(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels.commit({"tests/test_a.py": "from fla.modules import other\n\n\ndef test_a(): ...\n"})
+    kernels.commit({"fla/modules/other.py": "X = 1\n"}, branch="work")
+    change = ["--repo", str(kernels.path), "--base", "main", "--head", "work"]
+    assert main(["run", "--lane", "tests:cpu", *change]) == 0
+    assert "python -m pytest tests/test_a.py" in capsys.readouterr().out
+
+
 def test_own_folder_is_no_part_of_the_change(
     kernels: Workbench, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -402,8 +402,8 @@ def test_what_no_test_reaches_is_said_even_if_the_change_reaches_others():
 def test_other_files_select_who_names_them_all_or_nothing():
     assert ask({}, also_changed=("docs/x.md",)) == Impact()
     assert ask({}, also_changed=("pkg/data.bin",)).tests == ALL_TESTS
-    tree = {**TREE, "tests/test_x.py": "def test_x(): open('setup.cfg')\n"}
-    found = ask({}, tree=tree, also_changed=("setup.cfg",))
+    tree = {**TREE, "tests/test_x.py": "def test_x(): open('pkg/cases.json')\n"}
+    found = ask({}, tree=tree, also_changed=("pkg/cases.json",))
     assert found.tests == ("tests/test_x.py",)
     assert not found.widened
 
@@ -413,6 +413,42 @@ def test_a_deleted_module_with_exports_is_followed_from_the_tree_before():
     user = {"tests/test_gone.py": "from pkg.gone import old\n\n\ndef test_old():\n    old()\n"}
     found = ask({"pkg/gone.py": None}, tree={**TREE, **gone, **user})
     assert "tests/test_gone.py" in found.tests
+
+
+def test_reordered_imports_of_a_package_widen():
+    base = {**TREE, "pkg/__init__.py": "from pkg import ops\nfrom pkg import layers\n"}
+    found = ask({"pkg/__init__.py": "from pkg import layers\nfrom pkg import ops\n"}, tree=base)
+    assert "imports are reordered" in {item.reason for item in found.widened}
+    assert found.tests
+
+
+def test_a_script_that_a_test_runs_by_its_path_reaches_the_test():
+    files = {
+        "scripts/smoke.py": "def main():\n    return 0\n",
+        "tests/test_smoke.py": "def test_run():\n    run(['python', 'scripts/smoke.py'])\n",
+    }
+    found = ask({"scripts/smoke.py": "def main():\n    return 1\n"}, tree={**TREE, **files})
+    assert found.tests == ("tests/test_smoke.py",)
+
+
+def test_a_file_at_the_top_concerns_everything_even_if_a_test_names_it():
+    files = {"tests/test_pack.py": 'def test_pack():\n    open("pyproject.toml")\n'}
+    found = ask({}, tree={**TREE, **files}, also_changed=("pyproject.toml",))
+    assert set(found.tests) == {*ALL_TESTS, "tests/test_pack.py"}
+
+
+def test_code_that_a_module_runs_when_imported_reaches_its_importers():
+    files = {
+        "pkg/patch.py": "import torch\n\n\ndef fast(x):\n    return x\n\n\ntorch.compile = fast\n",
+        "pkg/run.py": "def _init():\n    global FLAG\n    FLAG = 1\n\n\n_init()\n",
+        "tests/test_patch.py": "import pkg.patch\n\n\ndef test_a(): ...\n",
+        "tests/test_init.py": "from pkg import run\n\n\ndef test_b(): ...\n",
+    }
+    tree = {**TREE, **files}
+    edits = {"pkg/patch.py": files["pkg/patch.py"].replace("return x", "return -x")}
+    assert "tests/test_patch.py" in ask(edits, tree=tree).tests
+    edits = {"pkg/run.py": files["pkg/run.py"].replace("FLAG = 1", "FLAG = 2")}
+    assert "tests/test_init.py" in ask(edits, tree=tree).tests
 
 
 def test_an_inert_python_file_selects_nothing():

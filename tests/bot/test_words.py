@@ -39,6 +39,7 @@ def test_what_is_not_known_is_not_judged() -> None:
         ("## Summary\n\n## Other\n\ntext", ItemState.FAILED),
         ("```\n## Summary\ntext\n```", ItemState.FAILED),
         ("> ## Summary\n>\n> text", ItemState.DONE),
+        ("## Summary\n\n### Details\n\ntext", ItemState.DONE),
         ("<!-- ## Summary\n\ntext -->", ItemState.FAILED),
         ("", ItemState.FAILED),
         ("#" * 70_000, ItemState.FAILED),

@@ -154,6 +154,20 @@ def run(x, scale_by, helper_arg):
     x.scale(1, 2, 3)
 
 
+def bound_otherwise(x):
+    try:
+        x()
+    except ValueError as scale:
+        scale(1, 2, 3)
+    match x:
+        case twice:
+            twice()
+        case [*scale]:
+            scale()
+        case {"a": 1, **helper}:
+            helper()
+
+
 def shadow(scale):
     scale(1, 2, 3, 4)
 
