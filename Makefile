@@ -31,6 +31,7 @@ $(STAMP): pyproject.toml constraints/ci.txt
 	    torch triton numpy pytest ruff mypy import-linter types-PyYAML build \
 	    PyGithub jsonschema-rs types-requests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt --no-build-isolation -e .
+	$(BIN)/python -m compileall -q bot
 	touch $(STAMP)
 
 clean:

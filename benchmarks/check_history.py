@@ -68,6 +68,8 @@ def main() -> int:
     changes = [json.loads(line) for line in lines][: arguments.most]
     cache = Path(tempfile.mkdtemp(prefix="fla-bot-cache-"))
     env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    # As an installed tool: its bytecode lies beside it.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     tool = [str(Path(sys.executable).with_name("fla-bot")), "check", "--format", "json"]
     tool += ["--repo", str(arguments.repository), "--policy", str(arguments.policy)]
     runs = {}

@@ -125,6 +125,8 @@ class Index:
         self.aliases: dict[str, list[_Use]] = {}
         self.strings: dict[str, list[tuple[str, int]]] = {}
         self._heads: dict[str, dict[str, list[str]]] = {}
+        self._next: dict[str, tuple[str, ...]] = {}
+        self._closures: dict[frozenset[str], set[str]] = {}
         self._module_users: dict[str, list[_Use]] = {}
         self._name_modules()
         self._index_imports()
@@ -361,18 +363,28 @@ class Index:
 
     def sources_of(self, paths: Iterable[str]) -> set[str]:
         """Return the files that importing `paths` runs, and those themselves."""
-        found: set[str] = set()
-        queue = [path for path in paths if path in self.summaries]
-        while queue:
-            path = queue.pop()
-            if path in found:
-                continue
-            found.add(path)
-            queue += self._import_targets(path, self.summaries[path])
+        key = frozenset(path for path in paths if path in self.summaries)
+        if key not in self._closures:
+            found: set[str] = set()
+            queue = list(key)
+            while queue:
+                path = queue.pop()
+                if path not in found:
+                    found.add(path)
+                    queue += self._runs(path)
+            self._closures[key] = found
+        return self._closures[key]
+
+    def _runs(self, path: str) -> tuple[str, ...]:
+        """The files that importing one file runs next: what it imports, and its packages."""
+        known = self._next.get(path)
+        if known is None:
             folders = path.split("/")[:-1]
             inits = ("/".join([*folders[:n], "__init__.py"]) for n in range(1, len(folders) + 1))
-            queue += [init for init in inits if init in self.summaries]
-        return found
+            targets = dict.fromkeys(self._import_targets(path, self.summaries[path]))
+            targets |= dict.fromkeys(init for init in inits if init in self.summaries)
+            known = self._next[path] = tuple(targets)
+        return known
 
     def package_members(self, init: str) -> list[str]:
         """Return the files whose import runs a package's `__init__`."""
