@@ -465,10 +465,16 @@ class _Spread:
             if item.kind == "class":
                 self._push_dispatched(self._methods_of(path, item.name))
             self._push((path, item.name))
+        if item.kind in ("function", "method"):
+            for name in item.writes:
+                self._push((path, name))
 
     def _is_run_by_pytest(self, path: str, item: Definition) -> bool:
-        """Tests, and whatever is affected in a test file that only helps others."""
-        return item.name.startswith(("test", "Test", "pytestmark")) or not self.tree.has_tests(path)
+        """Tests, what runs before them, and all of a test file that only helps others."""
+        names = (item.name, item.name.rpartition(".")[2])
+        starts = ("test", "Test", "pytestmark", "setup", "teardown", "setUp", "tearDown")
+        is_run = any(name.startswith(starts) for name in names)
+        return is_run or item.kind in ("class", "statement") or not self.tree.has_tests(path)
 
     def _leave_statement(self, path: str, item: Definition) -> None:
         """A registration ties together what it names: who has one may get hold of the others."""

@@ -46,7 +46,8 @@ class Definition(NamedTuple):
     """A piece of module code that can change by itself.
 
     `kind` is function, class, method, variable, import (only under a condition), statement or main.
-    `writes` are the names a statement changes in place: a registry, an attribute's owner.
+    `writes` are the names a statement changes in place: a registry, an attribute's owner; of a
+    function, the globals that it binds.
     `digest` ignores comments, docstrings and layout; it includes the conditions around the piece.
     """
 
@@ -187,13 +188,17 @@ def _digest(parts: Iterable[str]) -> str:
 class _Scope:
     """Names that a piece of code loads and binds, and its normalised text."""
 
-    __slots__ = ("bound", "dynamic", "escaped", "imports", "loads", "parts", "requests", "strings")
+    __slots__ = (
+        *("bound", "dynamic", "escaped", "imports", "loads", "parts", "requests", "strings"),
+        "written",
+    )
 
     def __init__(self, parts: list[str] | None = None) -> None:
         self.parts: list[str] = [] if parts is None else parts
         self.loads: set[str] = set()
         self.bound: set[str] = set()
         self.escaped: set[str] = set()
+        self.written: set[str] = set()
         self.strings: set[str] = set()
         self.requests: set[str] = set()
         self.imports: list[Import] = []
@@ -206,6 +211,7 @@ class _Scope:
     def absorb(self, inner: _Scope) -> None:
         """Take over from a closed function scope what is free in it."""
         bound = inner.bound - inner.escaped
+        self.written |= inner.written | (inner.bound & inner.escaped)
         self.loads.update(name for name in inner.loads if name.partition(".")[0] not in bound)
         self.take_facts(inner)
 
@@ -577,7 +583,8 @@ class _Module:
         decorators = tuple(_decorator(item) for item in node.decorator_list)
         if _may_request_fixtures(node.name, decorators):
             scope.requests.update(argument.arg for argument in _parameters(node.args))
-        self._add(node, name, kind, scope, decorators=decorators)
+        writes = tuple(sorted(scope.written))
+        self._add(node, name, kind, scope, decorators=decorators, writes=writes)
 
     def _class(self, node: ast.ClassDef, guard: _Guard) -> None:
         scope = _guarded(guard)
@@ -589,7 +596,8 @@ class _Module:
         inner = scope.nested()
         rest = [item for item in _without_docstring(node.body) if item not in methods]
         _visit_all([item for item in rest if not isinstance(item, ast.Pass)], inner)
-        inner.bound.update(item.name for item in methods)
+        # A class body reads the module's name until it binds its own: `a = staticmethod(a)`.
+        inner.bound.clear()
         scope.absorb(inner)
         decorators = tuple(_decorator(item) for item in node.decorator_list)
         self._add(node, node.name, "class", scope, decorators=decorators)

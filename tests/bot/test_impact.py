@@ -415,6 +415,38 @@ def test_a_deleted_module_with_exports_is_followed_from_the_tree_before():
     assert "tests/test_gone.py" in found.tests
 
 
+def test_what_a_test_file_runs_besides_its_tests_selects_it():
+    module = "def helper():\n    return 1\n"
+    uses = {
+        "a": "def setup_module():\n    helper()\n",
+        "b": "helper()\n",
+        "c": "class Suite(TestCase):\n    def test_it(self):\n        helper()\n",
+    }
+    head = "from unittest import TestCase\nfrom pkg.gone import helper\n\n\n"
+    tail = "\n\ndef test_other():\n    pass\n"
+    files = {f"tests/test_{name}.py": head + text + tail for name, text in uses.items()}
+    tree = {**TREE, **files, "pkg/gone.py": module}
+    found = ask({"pkg/gone.py": module.replace("1", "2")}, tree=tree)
+    assert set(found.tests) == set(files)
+
+
+def test_a_global_that_a_function_sets_reaches_who_reads_it():
+    module = "FLAG = 0\n\n\ndef turn():\n    global FLAG\n    FLAG = 1\n"
+    module += "\n\ndef use():\n    return FLAG\n"
+    test = "from pkg.flag import use\n\n\ndef test_use():\n    use()\n"
+    tree = {**TREE, "pkg/flag.py": module, "tests/test_flag.py": test}
+    found = ask({"pkg/flag.py": module.replace("FLAG = 1", "FLAG = 2")}, tree=tree)
+    assert found.tests == ("tests/test_flag.py",)
+
+
+def test_a_class_body_that_rebinds_a_name_uses_the_one_of_the_module():
+    module = "def a(x):\n    return x\n\n\nclass Ops:\n    a = staticmethod(a)\n"
+    test = "from pkg.klass import Ops\n\n\ndef test_ops():\n    Ops.a(1)\n"
+    tree = {**TREE, "pkg/klass.py": module, "tests/test_klass.py": test}
+    found = ask({"pkg/klass.py": module.replace("return x", "return -x")}, tree=tree)
+    assert "tests/test_klass.py" in found.tests
+
+
 def test_reordered_imports_of_a_package_widen():
     base = {**TREE, "pkg/__init__.py": "from pkg import ops\nfrom pkg import layers\n"}
     found = ask({"pkg/__init__.py": "from pkg import layers\nfrom pkg import ops\n"}, tree=base)
