@@ -67,7 +67,7 @@ class Log:
 
 @dataclass(slots=True)
 class _Session:
-    """The processes of a job; all of them are gone when it ends."""
+    """The processes of a job; all that can be found of them are gone when it ends."""
 
     folder: Path
     lane: Lane
@@ -98,6 +98,20 @@ class _Session:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        # A stop between a start and its bookkeeping, or a process that left its group.
+        for pid in _below(self.folder):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _below(folder: Path) -> list[int]:
+    """Processes whose working directory lies in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
+                found.append(int(entry.name))
+    return found
 
 
 def _python(module: str, *argv: str) -> list[str]:
@@ -120,7 +134,7 @@ def run_job(
     began = time.monotonic()
     # A process that outlived its group may still write there.
     with tempfile.TemporaryDirectory(prefix="fla-bot-job-", ignore_cleanup_errors=True) as scratch:
-        folder = Path(scratch)
+        folder = Path(scratch).resolve()
         commits = {"base": plan.merge_base, "head": plan.head, "trusted": plan.trusted}
         for name, commit in commits.items():
             (folder / name).mkdir()
