@@ -64,6 +64,8 @@ def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "file" / "cache.json")
     cache.put("a", "k", 1)
     cache.save()
+    assert cache.get("a", "k") == 1
+    assert Cache(tmp_path / "file" / "cache.json").get("a", "k") is None
 
 
 def test_only_what_was_used_is_kept_once_there_is_too_much(tmp_path: Path) -> None:
