@@ -8,7 +8,6 @@ anything: every area is without a required contract, no lane is required, contra
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from bot import policy as policy_file
 from bot.cache import Cache, cache_folder
 from bot.change import Repository
 from bot.errors import UserError
+from bot.files import write_whole
 from bot.globs import matches
 from bot.policy import Policy
 from bot.runners import DEVICES, Runner, is_workflow, runners
@@ -41,6 +41,7 @@ from bot.survey import (
     short_name,
     survey,
 )
+from bot.text import printable
 from bot.trees import Files, summaries
 from bot.trusted import POLICY_PATH
 
@@ -64,6 +65,7 @@ PROSE = (
 )
 ALWAYS = frozenset({"/.github/", "/pyproject.toml", "*.md", "/LICENSE*"})
 DEFAULT_TIMEOUT_S = 3600
+_OPERATION = re.compile(r"[A-Za-z_][\w.]{0,119}", re.ASCII)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{0,39}", re.ASCII)
 _TARGET = re.compile(r"[A-Za-z_][\w.]{0,119}:[A-Za-z_]\w{0,79}", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
@@ -151,12 +153,7 @@ def _write_one(
     before = target.read_bytes() if target.exists() else None
     if before is not None and (before == content or not force):
         return "unchanged" if before == content else "kept"
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(target, content)
     return "written" if before is None else "replaced"
 
 
@@ -587,7 +584,7 @@ def _point_lines(point: EntryPoint, op: Op) -> Iterator[str]:
 
 
 def _dispatch_lines(point: EntryPoint, op: Op) -> Iterator[str]:
-    if not _IDENTIFIER.fullmatch(point.operation):
+    if not _OPERATION.fullmatch(point.operation):
         yield from _comment(f"unknown: how to state dispatch as `{point.operation}`.", "    ")
         return
     serving = [backend for backend in op.backends if _serves(backend, point)]
@@ -634,8 +631,8 @@ def _items(key: str, values: list[str], indent: str = "") -> Iterator[str]:
 
 
 def _comment(text: str, indent: str = "") -> list[str]:
-    """Comment lines; what is no printable text becomes a question mark."""
-    clean = "".join(c if c.isprintable() else "?" for c in text)
+    """Comment lines."""
+    clean = printable(text.replace("\n", " "))
     width = WIDTH - len(indent) - 2
     lines = textwrap.wrap(clean, width, break_long_words=False, break_on_hyphens=False)
     return [f"{indent}# {line}" for line in lines]

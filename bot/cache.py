@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from bot.files import write_whole
 
 __all__ = ["Cache", "cache_folder"]
 
@@ -81,17 +82,6 @@ class Cache:
         head = f"{self.version} {hashlib.sha256(body).hexdigest()}\n".encode()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._replace(head + body)
+            write_whole(self.path, head + body)
         except OSError:
             return
-
-    def _replace(self, content: bytes) -> None:
-        folder = self.path.parent
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
-            try:
-                part.write(content)
-                part.close()
-                Path(part.name).replace(self.path)
-            except BaseException:
-                Path(part.name).unlink(missing_ok=True)
-                raise

@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bot.text import printable
+
 if TYPE_CHECKING:
     from bot.change import Repository
     from bot.check import Request
@@ -48,10 +50,10 @@ def main(argv: list[str] | None = None) -> int:
         return int(arguments.command(arguments))
     except UserError as error:
         for fault in error.faults:
-            print(f"fla-bot: {_printable(str(fault))}", file=sys.stderr)
+            print(f"fla-bot: {printable(str(fault))}", file=sys.stderr)
         return EXIT_RED
     except InfraError as error:
-        print(f"fla-bot: infra: {_printable(str(error))}", file=sys.stderr)
+        print(f"fla-bot: infra: {printable(str(error))}", file=sys.stderr)
         return EXIT_INFRA
     except KeyboardInterrupt:
         print("fla-bot: stopped", file=sys.stderr)
@@ -60,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         _close_stdout()
         return EXIT_PIPE
     except OSError as error:
-        print(f"fla-bot: infra: {_printable(str(error))}", file=sys.stderr)
+        print(f"fla-bot: infra: {printable(str(error))}", file=sys.stderr)
         return EXIT_INFRA
     except Exception:  # noqa: BLE001  # the last place that can say what happened
         traceback.print_exc()
@@ -83,10 +85,6 @@ def _prepare() -> None:
 
 def _interrupt(number: int, _: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -283,7 +281,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     def progress(text: str) -> None:
         if live:
-            print(f"\r\x1b[K{_printable(text)}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
 
     with _repository(arguments) as repository:
         analysis = analyse(repository, _request(arguments))
@@ -301,7 +299,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for name in done.kept:
         print(f"{name}: has complete evidence for this head; not run again")
     for name, reason in done.failed.items():
-        print(f"fla-bot: infra: {name}: {_printable(reason)}", file=sys.stderr)
+        print(f"fla-bot: infra: {name}: {printable(reason)}", file=sys.stderr)
     for job in done.left:
         print(f"{job.id}: fla-bot does not run tests lanes yet; run it yourself:")
         print(f"    python -m pytest {' '.join(map(shlex.quote, job.cells))}")
@@ -333,7 +331,7 @@ def _init(arguments: argparse.Namespace) -> int:
             print("next: read contracts/policy.yaml, commit contracts/ on the base branch, and run")
             print("`fla-bot check` on a branch; drafts show and never block until you enforce them")
     for note in adoption.notes:
-        print(f"note: {_printable(note)}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     return EXIT_OK
 
 

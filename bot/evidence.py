@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from bot.document import Strict
+from bot.files import write_whole
 from bot.model import Oid, Outcome
 
 __all__ = [
@@ -94,17 +93,8 @@ class Evidence(Strict):
 def write(directory: Path, evidence: Evidence) -> Path:
     """Write atomically: a reader sees the whole file or none."""
     directory.mkdir(parents=True, exist_ok=True)
-    text = evidence.model_dump_json(by_alias=True, indent=1)
-    with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".part", delete=False) as part:
-        try:
-            part.write(text)
-            part.flush()
-            os.fsync(part.fileno())
-            target = directory / f"{evidence.job}.json"
-            Path(part.name).replace(target)
-        except BaseException:
-            Path(part.name).unlink(missing_ok=True)
-            raise
+    target = directory / f"{evidence.job}.json"
+    write_whole(target, evidence.model_dump_json(by_alias=True, indent=1).encode())
     return target
 
 

@@ -95,11 +95,12 @@ def meaning_of(node: ast.AST) -> str:
 
 def likeness(one: Unit, other: Unit) -> float:
     """How much of two functions' code is equal, statement by statement, 0 to 1."""
+    # As in changed_lines: autojunk bounds the time that thousands of equal lines take.
     lines = [
         [line for item in getattr(unit.node, "body", []) for line in ast.unparse(item).split("\n")]
         for unit in (one, other)
     ]
-    return SequenceMatcher(None, lines[0], lines[1], autojunk=False).ratio() if all(lines) else 0.0
+    return SequenceMatcher(None, lines[0], lines[1]).ratio() if all(lines) else 0.0
 
 
 class _Stripped(ast.NodeTransformer):

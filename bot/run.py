@@ -15,11 +15,11 @@ from bot.evidence import Evidence
 from bot.lanes.job import Progress, run_job
 from bot.model import Job, Plan
 
-__all__ = ["Outcome", "run_plan"]
+__all__ = ["Done", "run_plan"]
 
 
 @dataclass(slots=True)
-class Outcome:
+class Done:
     """What a run did: files written, jobs that had evidence, that failed, that are left to you."""
 
     written: list[Path] = field(default_factory=list)
@@ -35,7 +35,7 @@ def run_plan(
     lane: str | None,
     evidence_dir: Path | None,
     progress: Progress,
-) -> Outcome:
+) -> Done:
     """Run the jobs of one lane, or of the required lanes.
 
     A job with complete evidence is not run again: what failed on this head stays failed.
@@ -46,7 +46,7 @@ def run_plan(
         raise UserError(f"no lane `{lane}`; the policy has {', '.join(sorted(lanes))}")
     wanted = [lane] if lane else [name for name, spec in lanes.items() if spec.required]
     folder = evidence_dir or evidence_folder(repository, planned)
-    done = Outcome()
+    done = Done()
     for job in planned.jobs:
         if job.lane not in wanted:
             continue

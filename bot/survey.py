@@ -433,10 +433,6 @@ class _Reader:
     def _kernels(self, path: str) -> int:
         return sum(_is_kernel(item) for item in self.summaries[path].definitions)
 
-    def _is_kernel_name(self, path: str, name: str) -> bool:
-        items = self.summaries[path].definitions
-        return any(item.name == name and _is_kernel(item) for item in items)
-
     @cached_property
     def dispatchers(self) -> set[str]:
         """Decorators with a text as argument whose definition lies among backends."""

@@ -55,12 +55,6 @@ class Branch(Record):
     repo: Repository | None
 
 
-class Label(Record):
-    """A label."""
-
-    name: str
-
-
 class Pull(Record):
     """A pull request. The fields with a default are only in the reply for a single one."""
 

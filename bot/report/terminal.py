@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from bot.model import CheckState, ItemState, Report, Severity, Verdict
+from bot.text import printable
 
 __all__ = ["console", "show"]
 
@@ -41,7 +42,7 @@ def console() -> Console:
 
 def _line(console: Console, text: str, style: str = "", indent: int = 0) -> None:
     # Text, never markup: file names and messages come from the change.
-    safe = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    safe = printable(text.replace("\n", " "))
     if console.is_terminal:
         text_, wide = Text(safe, style=style, overflow="fold"), (0, 0, 0, indent)
         console.print(Padding(text_, wide, expand=False))

@@ -147,6 +147,27 @@ def test_required_area_without_contract_is_red(
     assert items(report)["contract:gla"] == "failed"
 
 
+def test_many_drafts_take_one_line_and_prove_nothing(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = "schema: fla-bot/contract@1\nop: {0}\nstatus: draft\nsources: [/fla/ops/{0}.py]\n"
+    draft += "entry_points:\n  run:\n    target: fla.ops.{0}:run\n    open: [reference]\n"
+    ops = [f"op{n}" for n in range(5)]
+    code = {f"fla/ops/{op}.py": "def run():\n    return 0\n" for op in ops}
+    kernels.commit({**code, **{f"contracts/{op}.yaml": draft.format(op) for op in ops}})
+    kernels.commit(
+        {"tests/test_ops.py": "from fla.ops.op0 import run\n\n\ndef test_run(): run()\n"}
+    )
+    kernels.write({path: text.replace("0", "1") for path, text in code.items()})
+    code_, report = check(capsys, kernels)
+    assert [name for name in items(report) if name.startswith("contract:")] == []
+    assert items(report)["drafts"] == "n/a"
+    assert (code_, report.headline) == (0, "No required lane guards this change")
+    assert report.next_step == "run the tests that reach it"
+    assert main(["check", "--repo", str(kernels.path)]) == 0
+    assert "tests that reach it: tests/test_ops.py" in capsys.readouterr().out
+
+
 def test_policy_from_a_folder_where_trusted_has_none(
     workbench: Workbench, kernels_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
