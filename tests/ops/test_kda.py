@@ -56,6 +56,10 @@ GPU_CASES = [
     Case(T=130, K=64, V=128, H=2, HV=2, chunk_size=32, gate="bounded"),
     Case(T=500, K=128, V=64, H=2, HV=4, norm=True, gate="softplus", sigmoid=True),
     Case(T=1000, K=64, V=256, gate="bounded", norm=True),
+    # Narrow keys beside wide values: ptxas 12.8 breaks such tiles.
+    Case(T=130, H=2, HV=2, K=16, V=40, cu_seqlens=(0, 1, 1, 34, 130), gate="bounded"),
+    Case(T=130, K=32, V=128, norm=True),
+    Case(T=130, K=24, V=72, gate="softplus"),
 ]
 
 

@@ -75,13 +75,20 @@ def check_gate(
     A_log: torch.Tensor | None,
     dt_bias: torch.Tensor | None,
     lower_bound: float | None,
-) -> None:
-    """Parameters of the in-kernel gate.
+    use_gate_in_kernel: bool,
+    safe_gate: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Parameters of the in-kernel gate; returns those in force: A_log and dt_bias, or two None.
 
     Raises:
         TypeError: A_log or dt_bias has a wrong dtype.
-        ValueError: neither A_log nor lower_bound is given, or a size or device is wrong.
+        ValueError: neither A_log nor lower_bound is given, a size or device is wrong, or the bound
+            breaks the promise of safe_gate.
     """
+    if not use_gate_in_kernel:
+        return None, None
+    if safe_gate and not (lower_bound is not None and -5 <= lower_bound < 0):
+        raise ValueError(f"lower_bound: expected -5 <= lower_bound < 0, got {lower_bound}")
     HV, K = g.shape[-2:]
     if A_log is None and lower_bound is None:
         raise ValueError("A_log: expected a tensor where lower_bound is None, got None")
@@ -91,6 +98,7 @@ def check_gate(
         _check_tensor(name, x, None, g.device)
         if x.numel() != size:
             raise ValueError(f"{name}: expected {size} elements, got {x.numel()}")
+    return A_log, dt_bias
 
 
 def check_beta(use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> None:

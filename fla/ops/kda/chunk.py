@@ -14,7 +14,6 @@ from fla.ops.kda.chunk_bwd import kda_bwd_keys, kda_bwd_values
 from fla.ops.kda.chunk_intra import kda_fwd_factors, kda_fwd_intra
 from fla.ops.kda.chunk_output import kda_fwd_output
 from fla.ops.kda.chunk_state import kda_bwd_state, kda_fwd_state
-from fla.ops.kda.gate import gate_kind
 from fla.ops.kda.plan import ChunkPlan, Factors, KdaOptions, Scores
 from fla.ops.utils.index import chunk_table, device_chunk_table
 from fla.utils import autocast_custom_bwd, autocast_custom_fwd, input_guard
@@ -280,11 +279,9 @@ def chunk_kda(
         )
     checks.check_inputs(q, k, v, g, beta)
     checks.check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    bounded = lower_bound is not None and -5 <= lower_bound < 0
-    if use_gate_in_kernel:
-        checks.check_gate(g, A_log, dt_bias, lower_bound)
-        if safe_gate and not bounded:
-            raise ValueError(f"lower_bound: expected -5 <= lower_bound < 0, got {lower_bound}")
+    A_log, dt_bias = checks.check_gate(
+        g, A_log, dt_bias, lower_bound, use_gate_in_kernel, safe_gate
+    )
     sequences = checks.check_sequences(q, cu_seqlens, cu_seqlens_cpu)
     if max_num_seqs is not None and max_num_seqs < sequences:
         raise ValueError(f"max_num_seqs: expected at least {sequences}, got {max_num_seqs}")
@@ -293,20 +290,14 @@ def chunk_kda(
     checks.check_state(
         "initial_state", initial_state, (sequences, HV, *layout), q.device, (torch.float32,)
     )
-    options = KdaOptions(
-        scale=K**-0.5 if scale is None else scale,
-        gate=gate_kind(lower_bound) if use_gate_in_kernel else 0,
-        lower_bound=lower_bound,
-        norm=use_qk_l2norm_in_kernel,
-        sigmoid=use_beta_sigmoid_in_kernel,
-        beta_scale=2.0 if allow_neg_eigval else 1.0,
-        safe=safe_gate or (use_gate_in_kernel and bounded),
-    )
+    options = KdaOptions.of(
+        q, scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
+        allow_neg_eigval, lower_bound, safe_gate,
+    )  # fmt: skip
     o, final_state, h = run_chunk_kda(
-        q, k, v, g, beta,
-        A_log if use_gate_in_kernel else None, dt_bias if use_gate_in_kernel else None,
-        initial_state, options, chunk_size, output_final_state, state_v_first, disable_recompute,
-        cu_seqlens, cu_seqlens_cpu, use_graph, max_num_seqs,
+        q, k, v, g, beta, A_log, dt_bias, initial_state, options, chunk_size,
+        output_final_state, state_v_first, disable_recompute, cu_seqlens, cu_seqlens_cpu,
+        use_graph, max_num_seqs,
     )  # fmt: skip
     if not return_intermediate_states:
         return o, final_state

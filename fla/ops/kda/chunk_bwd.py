@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla.ops.common.tile import chunk_span
+from fla.ops.common.tile import chunk_program
 from fla.ops.kda.chunk_intra import level_factors, level_mask
 from fla.ops.kda.config import tile
 from fla.ops.kda.gate import gate_bwd_tile
@@ -34,11 +34,11 @@ def kda_bwd_values_kernel(
     on the normalised rows, which are <do, o> and <U, dX> - <dv, v - E>: the backward of the norm
     then needs no pass over all of K.
     """
-    i_c, i_h = tl.program_id(0) // HV, tl.program_id(0) % HV
-    first, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, VARLEN)
+    i_h, i_ch, first, rows = chunk_program(
+        tl.program_id(0), HV, cu_seqlens, chunk_indices, T, NT, BT, VARLEN
+    )
     if rows <= 0:
         return
-    i_ch = i_c.to(tl.int64) * HV + i_h
     o_t = tl.arange(0, BT)
     m_t = o_t < rows
     # From a chunk's first element on, 32 bits reach all its rows, and cost half the registers.
@@ -114,18 +114,18 @@ def kda_bwd_keys_kernel(
 ):  # fmt: skip
     """One chunk of one value head and BK key columns: gradients of queries, keys and gates.
 
-    Grid: (chunks * HV * cdiv(K, BK),). dk is gathered apart for a key's two roles, reading the
-    state (kr) and writing to it (kc), because the decay's gradient is q dq + k kr - k kc, summed
-    from a row to the chunk's end. dq, dk [B, T, HV, K] (per value head), dg [B, T, HV, K] of the
+    Grid: (chunks * HV * cdiv(K, BK),). A key has two roles, reading the state (kr) and writing to
+    it (kc): dk is the sum of both, but the decay's gradient dG is q dq + k kr - k kc, summed from a
+    row to the chunk's end. dq, dk [B, T, HV, K] (per value head), dg [B, T, HV, K] of the
     raw gate; dA_log [chunks, HV, NK] and dbias [chunks, HV, K] are this chunk's sums.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
-    i_k, i_h = tl.program_id(0) % NK, (tl.program_id(0) // NK) % HV
-    i_c = tl.program_id(0) // (NK * HV)
-    first, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, VARLEN)
+    i_k = tl.program_id(0) % NK
+    i_h, i_ch, first, rows = chunk_program(
+        tl.program_id(0) // NK, HV, cu_seqlens, chunk_indices, T, NT, BT, VARLEN
+    )
     if rows <= 0:
         return
-    i_ch = i_c.to(tl.int64) * HV + i_h
     i_hk = i_h // (HV // H)
     o_t = tl.arange(0, BT)
     m_t = o_t < rows
@@ -182,17 +182,37 @@ def kda_bwd_keys_kernel(
     b_kc *= tl.exp2(b_last[None, :] - b_G)
     b_k = key_rows(p_k, o_q, m_tk, b_rk, NORM)
     b_tail = tl.exp2(b_last) * b_hh + tl.sum(b_k * b_kc, 0)
+    b_dG = key_rows(p_q, o_q, m_tk, b_rq, NORM) * b_dq + b_k * (b_kr - b_kc)
+    b_dk = b_kr + b_kc
 
-    # Two loops, though they share factors: together their tiles would not fit into registers.
+    # Summed from a row to the end, a pair of later rows adds to dG at one and takes the same away
+    # at the other. Both products therefore take the rounded factors that the matrix units see: then
+    # what should cancel does. Two loops, though they share factors: together their tiles would not
+    # fit into registers.
     for level in range(LEVELS):
         b_G = tl.load(p_G + o_G, mask=m_k[None, :], other=0.0)
         b_row, b_col = level_factors(b_G, p_G, o_t, o_k, m_k, K, level, BT, MID_LEVEL)
-        b_x = (key_rows(p_k, o_q, m_tk, b_rk, NORM) * b_col).to(DT)
+        b_k = key_rows(p_k, o_q, m_tk, b_rk, NORM)
+        b_x = (b_k * b_col).to(DT)
         m_pair = level_mask(o_t, level, BT, MID_LEVEL)
         b_s = tl.where(m_pair, tl.load(p_dS + o_tt), 0.0)
-        b_dq += b_row * scale * tl.dot(b_s, b_x, input_precision=PRECISION)
+        b_y = tl.dot(b_s, b_x, input_precision=PRECISION)
+        b_dq += b_row * scale * b_y
+        b_q = scale * key_rows(p_q, o_q, m_tk, b_rq, NORM)
+        b_dG += (b_q * b_row).to(DT).to(tl.float32) * b_y
         b_a = tl.where(m_pair, tl.load(p_dA + o_tt), 0.0)
-        b_kr += b_row * tl.dot(b_a, b_x, input_precision=PRECISION)
+        b_y = tl.dot(b_a, b_x, input_precision=PRECISION)
+        b_dk += b_row * b_y
+        b_dG += (b_k * b_row).to(DT).to(tl.float32) * b_y
+    # The diagonal score does not depend on decays, so it joins after them.
+    b_diag = scale * tl.load(diag + i_ch * BT + o_t)
+    b_q = key_rows(p_q, o_q, m_tk, b_rq, NORM)
+    b_dq += b_diag[:, None] * key_rows(p_k, o_q, m_tk, b_rk, NORM)
+    if NORM:
+        b_dq = b_rq[:, None] * (b_dq - b_q * tl.load(cq + i_ch * BT + o_t)[:, None])
+    tl.store(dq + o_firstg + o_g, b_dq.to(dq.dtype.element_ty), mask=m_tk)
+    b_dk += b_diag[:, None] * b_q
+
     for level in range(LEVELS):
         b_G = tl.load(p_G + o_G, mask=m_k[None, :], other=0.0)
         b_row, b_col = level_factors(b_G, p_G, o_t, o_k, m_k, K, level, BT, MID_LEVEL)
@@ -201,13 +221,16 @@ def kda_bwd_keys_kernel(
         b_x = (scale * key_rows(p_q, o_q, m_tk, b_rq, NORM) * b_row).to(DT)
         b_y = tl.dot(tl.trans(b_s), b_x, input_precision=PRECISION)
         b_a = tl.where(m_pair, tl.load(p_dA + o_tt), 0.0)
-        b_x = (key_rows(p_k, o_q, m_tk, b_rk, NORM) * b_row).to(DT)
+        b_k = key_rows(p_k, o_q, m_tk, b_rk, NORM)
+        b_x = (b_k * b_row).to(DT)
         b_y = tl.dot(tl.trans(b_a), b_x, b_y, input_precision=PRECISION)
-        b_kc += b_col * b_y
+        b_dk += b_col * b_y
+        b_dG -= (b_k * b_col).to(DT).to(tl.float32) * b_y
+    if NORM:
+        b_k = key_rows(p_k, o_q, m_tk, b_rk, NORM)
+        b_dk = b_rk[:, None] * (b_dk - b_k * tl.load(ck + i_ch * BT + o_t)[:, None])
+    tl.store(dk + o_firstg + o_g, b_dk.to(dk.dtype.element_ty), mask=m_tk)
 
-    b_q = key_rows(p_q, o_q, m_tk, b_rq, NORM)
-    b_k = key_rows(p_k, o_q, m_tk, b_rk, NORM)
-    b_dG = b_q * b_dq + b_k * (b_kr - b_kc)
     b_dy = cumsum_tile(b_dG, BT, True, MATRIX_SUM) + b_tail[None, :]
     if GATE == 0:
         tl.store(dg + o_firstg + o_g, b_dy.to(dg.dtype.element_ty), mask=m_tk)
@@ -222,16 +245,6 @@ def kda_bwd_keys_kernel(
         if HAS_BIAS:
             b_sum = tl.sum(tl.where(m_tk, b_dg, 0.0), 0)
             tl.store(dbias + i_ch * K + o_k, b_sum, mask=m_k)
-
-    # The diagonal score does not depend on decays, so it joins after them.
-    b_diag = scale * tl.load(diag + i_ch * BT + o_t)
-    b_dk = b_kr + b_kc + b_diag[:, None] * b_q
-    b_dq += b_diag[:, None] * b_k
-    if NORM:
-        b_dq = b_rq[:, None] * (b_dq - b_q * tl.load(cq + i_ch * BT + o_t)[:, None])
-        b_dk = b_rk[:, None] * (b_dk - b_k * tl.load(ck + i_ch * BT + o_t)[:, None])
-    tl.store(dq + o_firstg + o_g, b_dq.to(dq.dtype.element_ty), mask=m_tk)
-    tl.store(dk + o_firstg + o_g, b_dk.to(dk.dtype.element_ty), mask=m_tk)
 
 
 def kda_bwd_values(
@@ -338,7 +351,7 @@ def kda_bwd_keys(
             values.dS, values.dA, values.diag, values.cq, values.ck, A_log, dt_bias,
             dq, dk, dg, dA, db,
             plan.cu_seqlens, plan.chunk_indices,
-            options.scale, options.lower_bound or 0.0, plan.T, plan.NT,
+            options.scale, options.lower_bound, plan.T, plan.NT,
             H=plan.H, HV=plan.HV, K=plan.K, V=plan.V, BT=plan.BT, BK=t.BK, BV=t.BV,
             GATE=options.gate, HAS_A=A_log is not None, HAS_BIAS=dt_bias is not None,
             NORM=options.norm, LEVELS=levels, MID_LEVEL=mid, MATRIX_SUM=plan.matrix_sum,

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla.ops.common.tile import chunk_span
+from fla.ops.common.tile import chunk_program
 from fla.ops.kda.config import tile
 from fla.ops.kda.gate import gate_tile
 from fla.ops.kda.plan import ChunkPlan, Factors, KdaOptions, Scores
@@ -80,11 +80,11 @@ def kda_fwd_intra_kernel(
     the beta in force and the inverse norms [chunks, HV, BT]. Rows past the end are zero, or for G
     constant.
     """
-    i_c, i_h = tl.program_id(0) // HV, tl.program_id(0) % HV
-    first, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, VARLEN)
+    i_h, i_ch, first, rows = chunk_program(
+        tl.program_id(0), HV, cu_seqlens, chunk_indices, T, NT, BT, VARLEN
+    )
     if rows <= 0:
         return
-    i_ch = i_c.to(tl.int64) * HV + i_h
     i_hk = i_h // (HV // H)
     o_t = tl.arange(0, BT)
     m_t = o_t < rows
@@ -178,11 +178,11 @@ def kda_fwd_factors_kernel(
     KE = exp(G_last - G) k, QD = scale exp(G) q and E = N v [BT, V]; under BACKWARD also
     dU = S^T do, and the former only if RECOMPUTE. G is in base 2.
     """
-    i_c, i_h = tl.program_id(0) // HV, tl.program_id(0) % HV
-    first, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, VARLEN)
+    i_h, i_ch, first, rows = chunk_program(
+        tl.program_id(0), HV, cu_seqlens, chunk_indices, T, NT, BT, VARLEN
+    )
     if rows <= 0:
         return
-    i_ch = i_c.to(tl.int64) * HV + i_h
     i_hk = i_h // (HV // H)
     o_t = tl.arange(0, BT)
     m_t = o_t < rows
@@ -280,7 +280,7 @@ def kda_fwd_intra(
             q, k, g, beta, A_log, dt_bias,
             scores.G, scores.b, scores.rq, scores.rk, scores.P, scores.S,
             plan.cu_seqlens, plan.chunk_indices,
-            options.scale, options.lower_bound or 0.0, plan.T, plan.NT,
+            options.scale, options.lower_bound, plan.T, plan.NT,
             H=plan.H, HV=plan.HV, K=plan.K, BT=plan.BT, BK=t.BK,
             GATE=options.gate, HAS_A=A_log is not None, HAS_BIAS=dt_bias is not None,
             NORM=options.norm, SIGMOID=options.sigmoid, BETA_SCALE=options.beta_scale,

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla.ops.common.tile import chunk_span
+from fla.ops.common.tile import chunk_program
 from fla.ops.kda.config import tile
 from fla.ops.kda.plan import ChunkPlan
 
@@ -28,12 +28,12 @@ def kda_fwd_output_kernel(
     [BT, V] and b [BT]; writes o [B, T, HV, V].
     """
     NV: tl.constexpr = (V + BV - 1) // BV
-    i_v, i_h = tl.program_id(0) % NV, (tl.program_id(0) // NV) % HV
-    i_c = tl.program_id(0) // (NV * HV)
-    first, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, VARLEN)
+    i_v = tl.program_id(0) % NV
+    i_h, i_ch, first, rows = chunk_program(
+        tl.program_id(0) // NV, HV, cu_seqlens, chunk_indices, T, NT, BT, VARLEN
+    )
     if rows <= 0:
         return
-    i_ch = i_c.to(tl.int64) * HV + i_h
     o_t = tl.arange(0, BT)
     o_d = i_v * BV + tl.arange(0, BV)
     m_d = o_d < V

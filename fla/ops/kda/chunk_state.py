@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from fla.ops.common.tile import sequence_span
+from fla.ops.common.tile import sequence_span, state_program
 from fla.ops.kda.config import tile
-from fla.ops.kda.plan import ChunkPlan
+from fla.ops.kda.plan import ChunkPlan, state_strides
 
 __all__ = ["kda_bwd_state", "kda_fwd_state"]
 
@@ -30,19 +32,13 @@ def kda_fwd_state_kernel(
     [chunks, HV, BT, V] from N v into N v - W S in place; writes h [chunks, HV, K, V], the state
     before each chunk, and ht fp32. STATE_K, STATE_V are the strides of h0 and ht. BK covers K.
     """
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_v, i_h = tl.program_id(0) % NV, (tl.program_id(0) // NV) % HV
-    i_n = tl.program_id(0) // (NV * HV)
+    i_n, i_h, o_k, o_d, o_state = state_program(HV, K, V, BK, BV, STATE_K, STATE_V)
     _, _, chunk, count = sequence_span(i_n, cu_seqlens, chunk_offsets, T, NT, CHUNKS, BT, VARLEN)
     o_t = tl.arange(0, BT)
-    o_k = tl.arange(0, BK)
-    o_d = i_v * BV + tl.arange(0, BV)
     m_k, m_d = o_k < K, o_d < V
     m_kd = m_k[:, None] & m_d[None, :]
     DT: tl.constexpr = h.dtype.element_ty
-    o_state = (
-        (i_n.to(tl.int64) * HV + i_h) * (K * V) + o_k[:, None] * STATE_K + o_d[None, :] * STATE_V
-    )
+    o_state += i_n * HV * (K * V)
 
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_INITIAL:
@@ -82,21 +78,15 @@ def kda_bwd_state_kernel(
     S^T do + KE dh in place; writes dh [chunks, HV, K, V], the gradient of the state after each
     chunk, and dh0 fp32. STATE_K, STATE_V are the strides of dh0 and dht. BK covers K.
     """
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_v, i_h = tl.program_id(0) % NV, (tl.program_id(0) // NV) % HV
-    i_n = tl.program_id(0) // (NV * HV)
+    i_n, i_h, o_k, o_d, o_state = state_program(HV, K, V, BK, BV, STATE_K, STATE_V)
     bos, length, chunk, count = sequence_span(
         i_n, cu_seqlens, chunk_offsets, T, NT, CHUNKS, BT, VARLEN
     )
     o_t = tl.arange(0, BT)
-    o_k = tl.arange(0, BK)
-    o_d = i_v * BV + tl.arange(0, BV)
     m_k, m_d = o_k < K, o_d < V
     m_kd = m_k[:, None] & m_d[None, :]
     DT: tl.constexpr = dh.dtype.element_ty
-    o_state = (
-        (i_n.to(tl.int64) * HV + i_h) * (K * V) + o_k[:, None] * STATE_K + o_d[None, :] * STATE_V
-    )
+    o_state += i_n * HV * (K * V)
 
     b_dh = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FINAL:
@@ -124,6 +114,19 @@ def kda_bwd_state_kernel(
         b_dh -= tl.dot(tl.trans(b_w), (b_b[:, None] * b_du).to(DT), input_precision=PRECISION)
     if HAS_INITIAL:
         tl.store(dh0 + o_state, b_dh, mask=m_kd)
+
+
+def _launch_options(
+    kernel: str, plan: ChunkPlan, state_v_first: bool
+) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and constants of a pass over the states."""
+    t = tile(kernel, plan)
+    options = {
+        "HV": plan.HV, "K": plan.K, "V": plan.V, "BT": plan.BT, "BK": t.BK, "BV": t.BV,
+        "PRECISION": plan.precision, "VARLEN": plan.varlen,
+    }  # fmt: skip
+    options |= state_strides(plan.K, plan.V, state_v_first) | t.schedule
+    return (plan.sequences * plan.HV * triton.cdiv(plan.V, t.BV),), options
 
 
 def kda_fwd_state(
@@ -157,16 +160,12 @@ def kda_fwd_state(
     new = E.new_zeros if plan.padded else E.new_empty
     h = new(plan.chunks, plan.HV, plan.K, plan.V)
     ht = plan.new_state(E.device, state_v_first) if output_final_state else None
-    t = tile("state", plan)
-    grid = (plan.sequences * plan.HV * triton.cdiv(plan.V, t.BV),)
+    grid, options = _launch_options("state", plan, state_v_first)
     if grid[0]:
         kda_fwd_state_kernel[grid](
             KE, W, G, b, E, h, h0, ht,
             plan.cu_seqlens, plan.chunk_offsets, plan.T, plan.NT, plan.chunks,
-            HV=plan.HV, K=plan.K, V=plan.V, BT=plan.BT, BK=t.BK, BV=t.BV,
-            STATE_K=1 if state_v_first else plan.V, STATE_V=plan.K if state_v_first else 1,
-            HAS_INITIAL=h0 is not None, HAS_FINAL=output_final_state,
-            PRECISION=plan.precision, VARLEN=plan.varlen, **t.schedule,
+            HAS_INITIAL=h0 is not None, HAS_FINAL=output_final_state, **options,
         )  # fmt: skip
     return h, ht
 
@@ -204,15 +203,11 @@ def kda_bwd_state(
     """
     dh = dU.new_empty(plan.chunks, plan.HV, plan.K, plan.V)
     dh0 = plan.new_state(dU.device, state_v_first) if has_initial else None
-    t = tile("bwd_state", plan)
-    grid = (plan.sequences * plan.HV * triton.cdiv(plan.V, t.BV),)
+    grid, options = _launch_options("bwd_state", plan, state_v_first)
     if grid[0]:
         kda_bwd_state_kernel[grid](
             KE, W, QD, G, b, do, dU, dh, dh0, dht,
             plan.cu_seqlens, plan.chunk_offsets, plan.T, plan.NT, plan.chunks,
-            HV=plan.HV, K=plan.K, V=plan.V, BT=plan.BT, BK=t.BK, BV=t.BV,
-            STATE_K=1 if state_v_first else plan.V, STATE_V=plan.K if state_v_first else 1,
-            HAS_INITIAL=has_initial, HAS_FINAL=dht is not None,
-            PRECISION=plan.precision, VARLEN=plan.varlen, **t.schedule,
+            HAS_INITIAL=has_initial, HAS_FINAL=dht is not None, **options,
         )  # fmt: skip
     return dh, dh0

@@ -62,9 +62,16 @@ def tile(kernel: str, plan: ChunkPlan) -> Tile:
     # Of a state of 256 rows, shared memory holds one chunk ahead. (Not none: without a ring of
     # buffers, ptxas 12.8 loses the low half of matrix descriptors in both state passes.)
     stages = 2 if base.num_stages > 2 and plan.K > 128 else base.num_stages
+    BK = min(base.BK, max(16, triton.next_power_of_2(plan.K)))
+    BV = min(base.BV, max(16, triton.next_power_of_2(plan.V)))
+    if kernel == "keys":
+        # ptxas 12.8 loses them here too where value tiles are wider than key tiles, which gives
+        # wrong dk and stray accesses; benchmarks/kda_cubins.py finds such code.
+        BK = max(BK, 32)
+        BV = min(BV, BK)
     return Tile(
-        BK=min(base.BK, max(16, triton.next_power_of_2(plan.K))),
-        BV=min(base.BV, max(16, triton.next_power_of_2(plan.V))),
+        BK=BK,
+        BV=BV,
         num_warps=base.num_warps,
         num_stages=stages,
         max_registers=base.max_registers,

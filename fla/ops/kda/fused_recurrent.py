@@ -10,8 +10,10 @@ import triton
 import triton.language as tl
 
 from fla.ops.backends import dispatch
+from fla.ops.common.tile import sequence_bounds, state_program
 from fla.ops.kda import checks
-from fla.ops.kda.gate import gate_kind, gate_tile
+from fla.ops.kda.gate import gate_tile
+from fla.ops.kda.plan import KdaOptions, state_strides
 from fla.utils import input_guard
 
 __all__ = ["fused_recurrent_kda", "fused_recurrent_kda_fwd"]
@@ -37,22 +39,16 @@ def kda_fwd_recurrent_kernel(
     n; under EVERY_TOKEN the state after token t goes to the t-th slot instead. Slots outside
     [0, SLOTS) are neither read nor written.
     """
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_v, i_h = tl.program_id(0) % NV, (tl.program_id(0) // NV) % HV
-    i_n = (tl.program_id(0) // (NV * HV)).to(tl.int64)
+    i_n, i_h, o_k, o_d, o_state = state_program(HV, K, V, BK, BV, STATE_K, STATE_V)
     i_hk = i_h // (HV // H)
     if VARLEN:
-        bos = tl.minimum(tl.maximum(tl.load(cu_seqlens + i_n).to(tl.int64), 0), TOKENS)
-        eos = tl.minimum(tl.maximum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), bos), TOKENS)
+        bos, eos = sequence_bounds(i_n, cu_seqlens, TOKENS)
         length = (eos - bos).to(tl.int32)
     else:
         bos = i_n * T
         length = T
-    o_k = tl.arange(0, BK)
-    o_d = i_v * BV + tl.arange(0, BV)
     m_k, m_d = o_k < K, o_d < V
     m_kd = m_k[:, None] & m_d[None, :]
-    o_head = o_k[:, None] * STATE_K + o_d[None, :] * STATE_V
 
     slot = i_n
     if PAGED:
@@ -64,7 +60,7 @@ def kda_fwd_recurrent_kernel(
     m_slot = (slot >= 0) & (slot < SLOTS)
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_INITIAL:
-        p_h = h0 + slot * READ_STRIDE + i_h * (K * V) + o_head
+        p_h = h0 + slot * READ_STRIDE + o_state
         b_h = tl.load(p_h, mask=m_kd & m_slot, other=0.0).to(tl.float32)
 
     for i_t in range(length):
@@ -97,11 +93,11 @@ def kda_fwd_recurrent_kernel(
             at = tl.minimum(i_t, PER_SEQUENCE - 1)
             to = tl.load(state_indices + i_n * PER_SEQUENCE + at).to(tl.int64)
             m_to = (to >= 0) & (to < SLOTS) & (i_t < PER_SEQUENCE)
-            p_t = ht + to * WRITE_STRIDE + i_h * (K * V) + o_head
+            p_t = ht + to * WRITE_STRIDE + o_state
             tl.store(p_t, b_h.to(ht.dtype.element_ty), mask=m_kd & m_to)
     if HAS_FINAL:
         to = tl.where(TO_SLOT, slot, i_n)
-        p_t = ht + to * WRITE_STRIDE + i_h * (K * V) + o_head
+        p_t = ht + to * WRITE_STRIDE + o_state
         tl.store(p_t, b_h.to(ht.dtype.element_ty), mask=m_kd & (m_slot | (not TO_SLOT)))
 
 
@@ -211,10 +207,7 @@ def fused_recurrent_kda_fwd(
     """
     checks.check_inputs(q, k, v, g, beta)
     checks.check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    if use_gate_in_kernel:
-        checks.check_gate(g, A_log, dt_bias, lower_bound)
-    else:
-        A_log = dt_bias = None
+    A_log, dt_bias = checks.check_gate(g, A_log, dt_bias, lower_bound, use_gate_in_kernel)
     sequences = checks.check_sequences(q, cu_seqlens)
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
@@ -240,21 +233,19 @@ def fused_recurrent_kda_fwd(
         final = torch.empty(sequences, *heads, dtype=torch.float32, device=q.device)
     paged = ssm_state_indices is not None
     every_token = paged and ssm_state_indices.dim() == 2 and inplace_final_state
+    options = KdaOptions.of(
+        q, scale, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
+        allow_neg_eigval, lower_bound,
+    )  # fmt: skip
     _launch(
         q, k, v, g, beta, A_log, dt_bias, o, initial_state, final, cu_seqlens,
-        ssm_state_indices, num_accepted_tokens,
-        scale=K**-0.5 if scale is None else scale,
-        lower_bound=lower_bound or 0.0,
+        ssm_state_indices, num_accepted_tokens, sequences, options,
         T=T, TOKENS=B * T, H=H, HV=HV,
         SLOTS=sequences if initial_state is None else initial_state.shape[0],
         PER_SEQUENCE=ssm_state_indices.shape[1] if paged and ssm_state_indices.dim() == 2 else 1,
-        K=K, V=V, STATE_K=1 if state_v_first else V, STATE_V=K if state_v_first else 1,
-        GATE=gate_kind(lower_bound) if use_gate_in_kernel else 0,
-        NORM=use_qk_l2norm_in_kernel, SIGMOID=use_beta_sigmoid_in_kernel,
-        BETA_SCALE=2.0 if allow_neg_eigval else 1.0,
+        K=K, V=V, **state_strides(K, V, state_v_first),
         HAS_FINAL=final is not None and not every_token, PAGED=paged,
         TO_SLOT=paged and inplace_final_state, EVERY_TOKEN=every_token,
-        sequences=sequences,
     )  # fmt: skip
     return o, final
 
@@ -275,6 +266,7 @@ def _launch(
     state_indices: torch.Tensor | None,
     accepted: torch.Tensor | None,
     sequences: int,
+    options: KdaOptions,
     **sizes: Any,
 ) -> None:
     # All of K is in registers. One token a sequence is a matter of memory: one warp a program needs
@@ -285,12 +277,13 @@ def _launch(
     if grid[0]:
         kda_fwd_recurrent_kernel[grid](
             q, k, v, g, beta, A_log, dt_bias, o, h0, ht, cu_seqlens, state_indices, accepted,
-            **sizes,
+            scale=options.scale, lower_bound=options.lower_bound, **sizes,
             READ_STRIDE=0 if h0 is None else h0.stride(0),
             WRITE_STRIDE=0 if ht is None else ht.stride(0),
             BK=BK, BV=BV, HAS_A=A_log is not None, HAS_BIAS=dt_bias is not None,
-            HAS_INITIAL=h0 is not None, HAS_ACCEPTED=accepted is not None,
-            VARLEN=cu_seqlens is not None, num_warps=num_warps,
+            GATE=options.gate, NORM=options.norm, SIGMOID=options.sigmoid,
+            BETA_SCALE=options.beta_scale, HAS_INITIAL=h0 is not None,
+            HAS_ACCEPTED=accepted is not None, VARLEN=cu_seqlens is not None, num_warps=num_warps,
         )  # fmt: skip
 
 

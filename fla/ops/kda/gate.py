@@ -86,6 +86,12 @@ def gate_kind(lower_bound: float | None) -> int:
 
 
 @triton.jit
+def softplus(b_x):
+    """log(1 + exp(x)) with an exponential that cannot overflow."""
+    return tl.maximum(b_x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_x)))
+
+
+@triton.jit
 def gate_tile(
     b_g, A_log, dt_bias, i_h, o_k, m_k, lower_bound, K: tl.constexpr,
     GATE: tl.constexpr, HAS_A: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -95,8 +101,7 @@ def gate_tile(
         b_g += tl.load(dt_bias + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)[None, :]
     if GATE == 1:
         b_a = tl.exp(tl.load(A_log + i_h).to(tl.float32))
-        # softplus with an exponential that cannot overflow
-        b_g = -b_a * (tl.maximum(b_g, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_g))))
+        b_g = -b_a * softplus(b_g)
     elif GATE == 2:
         if HAS_A:
             b_g *= tl.exp(tl.load(A_log + i_h).to(tl.float32))
@@ -116,15 +121,28 @@ def gate_bwd_tile(
     if HAS_A:
         b_a = tl.exp(tl.load(A_log + i_h).to(tl.float32))
     if GATE == 1:
-        b_y = -b_a * (tl.maximum(b_g, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_g))))
         b_dg = b_dy * (-b_a * tl.sigmoid(b_g))
-        b_dA = b_dy * b_y
+        b_dA = b_dy * (-b_a * softplus(b_g))
     else:
         b_s = tl.sigmoid(b_a * b_g)
         b_dx = b_dy * (lower_bound * b_s * (1.0 - b_s))
         b_dg = b_dx * b_a
         b_dA = b_dg * b_g
     return b_dg, b_dA
+
+
+@triton.jit
+def gate_program(T, HV: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr):
+    """Place a program of the grid (cdiv(T, BT) * HV) on BT tokens of one head.
+
+    Returns the head, channels and their mask, and offsets and mask of the tile [BT, BK].
+    """
+    i_t, i_h = tl.program_id(0) // HV, tl.program_id(0) % HV
+    o_t = i_t.to(tl.int64) * BT + tl.arange(0, BT)
+    o_k = tl.arange(0, BK)
+    m_k = o_k < K
+    o_tk = (o_t * HV + i_h)[:, None] * K + o_k[None, :]
+    return i_h, o_k, m_k, o_tk, (o_t < T)[:, None] & m_k[None, :]
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -134,12 +152,7 @@ def kda_fwd_gate_kernel(
     GATE: tl.constexpr, HAS_A: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Log decay y of raw gates g, both [T, HV, K]. Grid: (cdiv(T, BT) * HV,). BK covers K."""
-    i_t, i_h = tl.program_id(0) // HV, tl.program_id(0) % HV
-    o_t = i_t.to(tl.int64) * BT + tl.arange(0, BT)
-    o_k = tl.arange(0, BK)
-    m_k = o_k < K
-    m_tk = (o_t < T)[:, None] & m_k[None, :]
-    o_tk = (o_t * HV + i_h)[:, None] * K + o_k[None, :]
+    i_h, o_k, m_k, o_tk, m_tk = gate_program(T, HV, K, BT, BK)
     b_g = tl.load(g + o_tk, mask=m_tk, other=0.0).to(tl.float32)
     b_y = gate_tile(b_g, A_log, dt_bias, i_h, o_k, m_k, lower_bound, K, GATE, HAS_A, HAS_BIAS)
     tl.store(y + o_tk, b_y.to(y.dtype.element_ty), mask=m_tk)
@@ -155,13 +168,8 @@ def kda_bwd_gate_kernel(
 
     Grid: (cdiv(T, BT) * HV,). BK covers K.
     """
-    i_t, i_h = tl.program_id(0) // HV, tl.program_id(0) % HV
-    i_th = i_t.to(tl.int64) * HV + i_h
-    o_t = i_t.to(tl.int64) * BT + tl.arange(0, BT)
-    o_k = tl.arange(0, BK)
-    m_k = o_k < K
-    m_tk = (o_t < T)[:, None] & m_k[None, :]
-    o_tk = (o_t * HV + i_h)[:, None] * K + o_k[None, :]
+    i_th = tl.program_id(0).to(tl.int64)
+    i_h, o_k, m_k, o_tk, m_tk = gate_program(T, HV, K, BT, BK)
     b_g = tl.load(g + o_tk, mask=m_tk, other=0.0).to(tl.float32)
     b_dy = tl.load(dy + o_tk, mask=m_tk, other=0.0).to(tl.float32)
     b_dg, b_dA = gate_bwd_tile(

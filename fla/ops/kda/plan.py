@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["ChunkPlan", "Factors", "KdaOptions", "Scores", "ValueGradients"]
+from fla.ops.kda.gate import gate_kind
+
+__all__ = ["ChunkPlan", "Factors", "KdaOptions", "Scores", "ValueGradients", "state_strides"]
+
+
+def state_strides(K: int, V: int, state_v_first: bool) -> dict[str, int]:
+    """Strides of a head's state along keys and values, as the kernels take them."""
+    return {"STATE_K": 1 if state_v_first else V, "STATE_V": K if state_v_first else 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +26,38 @@ class KdaOptions:
 
     scale: float
     gate: int
-    lower_bound: float | None
+    lower_bound: float
     norm: bool
     sigmoid: bool
     beta_scale: float
     safe: bool
+
+    @classmethod
+    def of(
+        cls,
+        q: torch.Tensor,
+        scale: float | None,
+        use_qk_l2norm_in_kernel: bool,
+        use_gate_in_kernel: bool,
+        use_beta_sigmoid_in_kernel: bool,
+        allow_neg_eigval: bool,
+        lower_bound: float | None,
+        safe_gate: bool = False,
+    ) -> KdaOptions:
+        """Options from the public arguments: what they leave open gets its value here.
+
+        A bounded gate keeps the promise of safe_gate by itself where its bound does.
+        """
+        bounded = use_gate_in_kernel and lower_bound is not None and -5 <= lower_bound < 0
+        return cls(
+            scale=float(q.shape[3] ** -0.5 if scale is None else scale),
+            gate=gate_kind(lower_bound) if use_gate_in_kernel else 0,
+            lower_bound=float(lower_bound or 0.0),
+            norm=use_qk_l2norm_in_kernel,
+            sigmoid=use_beta_sigmoid_in_kernel,
+            beta_scale=2.0 if allow_neg_eigval else 1.0,
+            safe=safe_gate or bounded,
+        )
 
 
 @dataclass(frozen=True, slots=True)
