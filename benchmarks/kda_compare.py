@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Times KDA of two source trees side by side and compares their errors against fp64.
+"""Times KDA of two source trees side by side.
 
 `python benchmarks/kda_compare.py --ours . --theirs SITE_PACKAGES` starts one worker process a tree
 and restart, because both packages are called `fla`. Workers replay CUDA graphs (and eager calls) in
@@ -9,7 +9,6 @@ blocks whose order alternates; the first restart on an empty Triton cache shows 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -153,66 +152,6 @@ class Row:
         return report
 
 
-ERROR_ROWS = {
-    "plain": BASE | {"T": 256},
-    "slow gates": BASE | {"T": 256, "g_shift": -6.0},
-    "fast gates": BASE | {"T": 256, "g_shift": 3.0},
-    "varlen": BASE | {"T": 320, "cu": (0, 1, 64, 191, 320)},
-}
-
-
-def outputs(path: str, cases: list[str]) -> None:
-    """Outputs and gradients of the error rows, saved for the other process."""
-    import torch
-
-    results = {}
-    for name in cases:
-        row = ERROR_ROWS[name]
-        x = {n: t.requires_grad_() for n, t in inputs(row, seed=1).items()}
-        cu = None if row["cu"] is None else torch.tensor(row["cu"], dtype=torch.int32).cuda()
-        o, state = call(row, x, cu)
-        do, ds = cotangents(o, state)
-        grads = torch.autograd.grad([o, state], list(x.values()), [do, ds])
-        results[name] = [t.detach().cpu() for t in (o, state, *grads)]
-    torch.save(results, path)
-
-
-def cotangents(o: Any, state: Any) -> tuple[Any, Any]:
-    """Gradients fed to both trees."""
-    import torch
-
-    rng = torch.Generator(device="cuda").manual_seed(2)
-    return (
-        torch.randn(o.shape, device="cuda", generator=rng).to(o.dtype),
-        torch.randn(state.shape, device="cuda", generator=rng),
-    )
-
-
-def reference(name: str) -> list[Any]:
-    """The same in fp64 by autograd of the recurrence (of the tree in which this runs)."""
-    import torch
-
-    from fla.ops.kda.gate import naive_kda_lowerbound_gate
-    from fla.ops.kda.naive import naive_recurrent_kda
-
-    row = ERROR_ROWS[name]
-    x = {n: t.double().requires_grad_() for n, t in inputs(row, seed=1).items()}
-    q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (x["q"], x["k"]))
-    g = naive_kda_lowerbound_gate(x["g"], x["A_log"], x["dt_bias"], -5.0, torch.float64)
-    cu = row["cu"] or (0, row["T"])
-    parts = [
-        naive_recurrent_kda(
-            *(t[:, a:b] for t in (q, k, x["v"], g, x["beta"])),
-            None, x["initial_state"][i : i + 1], True,
-        )
-        for i, (a, b) in enumerate(itertools.pairwise(cu))
-    ]  # fmt: skip
-    o, state = (torch.cat(t, d) for t, d in zip(zip(*parts, strict=True), (1, 0), strict=True))
-    do, ds = cotangents(o.bfloat16(), state)
-    grads = torch.autograd.grad([o, state], list(x.values()), [do.double(), ds.double()])
-    return [t.detach().cpu() for t in (o, state, *grads)]
-
-
 def worker(tree: str) -> None:
     """Answer commands, one JSON line each, with the `fla` of a tree."""
     sys.path.insert(0, tree)
@@ -226,18 +165,10 @@ def worker(tree: str) -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         task = json.loads(line)
-        if "outputs" in task:
-            outputs(task["outputs"], task["cases"])
-            reply: Any = True
-        elif "reference" in task:
-            import torch
-
-            torch.save({n: reference(n) for n in task["cases"]}, task["reference"])
-            reply = True
-        elif "first" in task:
+        if "first" in task:
             ready.clear()
             ready[task["first"]] = Row(task["first"])
-            reply = ready[task["first"]].first()
+            reply: Any = ready[task["first"]].first()
         else:
             reply = ready[task["row"]].run(task["mode"], task["n"])
         answer.write(json.dumps(reply) + "\n")
@@ -271,24 +202,6 @@ class Arm:
         self.process.wait()
 
 
-def compare_errors(arms: list[Arm], cases: list[str], folder: Path) -> None:
-    """Print relative RMS errors of every output, for each arm, and their ratio."""
-    import torch
-
-    arms[0].ask(reference=str(folder / "reference.pt"), cases=cases)
-    for arm in arms:
-        arm.ask(outputs=str(folder / f"{arm.name}.pt"), cases=cases)
-    truth = torch.load(folder / "reference.pt")
-    results = [torch.load(folder / f"{arm.name}.pt") for arm in arms]
-    for case, want in truth.items():
-        for i, name in enumerate(("o", "state", *(f"d{n}" for n in NAMES))):
-            error = [
-                ((r[case][i].double() - want[i]).norm() / want[i].norm()).item() for r in results
-            ]
-            ratio = f"{error[0] / error[1]:6.2f}" if len(error) == 2 else ""
-            print(f"error {case:11s} {name:14s}", *(f"{e:.3e}" for e in error), ratio, flush=True)
-
-
 def measure(arms: list[Arm], row: str, mode: str, quads: int) -> list[float]:
     """Medians over alternating blocks."""
     n = max(3, int(25 / max(arm.ask(row=row, mode=mode, n=3) for arm in arms)))
@@ -311,7 +224,7 @@ def restart_rows(
             if first:
                 print(arm.name, row, {k: round(v, 2) for k, v in report.items()}, flush=True)
         modes = ["graph"] if ROWS[row].get("decode") else ["graph", "graph both"]
-        modes += ["eager", "eager both"] if first and len(modes) == 2 else []
+        modes += ["eager", "eager both"][: len(modes)]
         for mode in modes:
             table[row, mode] = measure(arms, row, mode, quads)
             print(row, mode, [round(t, 4) for t in table[row, mode]], flush=True)
@@ -319,7 +232,7 @@ def restart_rows(
 
 
 def main() -> None:
-    """Compare errors if asked to, then run restarts and print a table."""
+    """Run restarts and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", metavar="TREE", help="answer tasks; started by this script")
     parser.add_argument("--ours", default=".")
@@ -328,19 +241,12 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=5)
     parser.add_argument("--quads", type=int, default=4)
     parser.add_argument("--cache", type=Path, help="Triton caches; a fresh folder by default")
-    parser.add_argument("--errors", nargs="*", default=[], choices=list(ERROR_ROWS))
     options = parser.parse_args()
     if options.worker:
         worker(options.worker)
         return
     cache = options.cache or Path(tempfile.mkdtemp())
     trees = {"ours": options.ours} | ({"theirs": options.theirs} if options.theirs else {})
-    if options.errors:
-        arms = [Arm(name, tree, cache) for name, tree in trees.items()]
-        with tempfile.TemporaryDirectory() as folder:
-            compare_errors(arms, options.errors, Path(folder))
-        for arm in arms:
-            arm.close()
     table: dict[tuple[str, str], list[list[float]]] = {}
     for restart in range(options.restarts):
         arms = [Arm(name, tree, cache) for name, tree in trees.items()]
@@ -350,11 +256,13 @@ def main() -> None:
             table.setdefault(key, []).append(times)
         for arm in arms:
             arm.close()
-    print("row, mode: median ms over restarts of", *trees)
+    print("row, mode: median ms (least-most) over restarts of", *trees, "and the ratio's")
     for (row, mode), values in table.items():
-        medians = [statistics.median(v) for v in zip(*values, strict=True)]
-        ratio = f"{medians[0] / medians[1]:.3f}" if len(medians) == 2 else ""
-        print(f"{row:10s} {mode:10s}", *(f"{m:.4f}" for m in medians), ratio, f"n={len(values)}")
+        columns = [*zip(*values, strict=True)]
+        if len(columns) == 2:
+            columns.append(tuple(a / b for a, b in values))
+        shown = (f"{statistics.median(c):.4f} ({min(c):.4f}-{max(c):.4f})" for c in columns)
+        print(f"{row:10s} {mode:10s}", *shown, f"n={len(values)}")
 
 
 if __name__ == "__main__":

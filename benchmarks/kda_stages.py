@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Bytes, FLOPs, roofline and measured time of each stage of chunked KDA, forward and backward.
 
-`PYTHONPATH=. python benchmarks/kda_stages.py` on a GPU; the ceilings are arguments, measured by a
+`python benchmarks/kda_stages.py` on a GPU; the ceilings are arguments, measured by a
 large copy and a large bf16 product. Bytes count each tensor of a stage once, so that what programs
 share in the cache is free; FLOPs count the products that a kernel issues, masked halves included.
 """
@@ -9,11 +9,13 @@ share in the cache is free; FLOPs count the products that a kernel issues, maske
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fla.ops.kda import chunk_kda
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def stages(B: int, T: int, HV: int, K: int, V: int, levels: int) -> dict[str, tuple[int, float]]:
@@ -53,6 +55,9 @@ def main() -> None:
     parser.add_argument("--tflops", type=float, default=790.0, help="bf16 rate, TFLOP/s")
     parser.add_argument("--non-safe", action="store_true")
     options = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    from fla.ops.kda import chunk_kda
+
     B, T, H, K, V = options.B, options.T, options.H, options.K, options.V
 
     def draw(*shape: int) -> torch.Tensor:
