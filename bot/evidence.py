@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -14,69 +15,248 @@ from bot.files import write_whole
 from bot.model import Oid, Outcome
 
 __all__ = [
-    "ArmFigures",
-    "CellEvidence",
-    "Environment",
-    "Evidence",
-    "OutputFigures",
-    "read",
-    "write",
-]
+    "ArmFigures", "Audit", "CellEvidence", "CellUse", "Costs", "Draw", "Environment", "Evidence",
+    "KernelEvidence", "OutputFigures", "PropertyEvidence", "Protection", "Restart", "RouteEvidence",
+    "RowEvidence", "TestEvidence", "parse", "read", "write",
+]  # fmt: skip
 
-MAX_BYTES = 8 << 20
+MAX_BYTES = 32 << 20
 # An error may be too large for a float; it is then written as this, never as NaN or infinity.
 HUGE = 1e300
 Figure = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=80)]
+Text = Annotated[str, Field(max_length=2000)]
+CellId = Annotated[str, Field(max_length=400)]
+Place = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=8)]
+Protection = Literal["process", "user", "namespace"]
 
 
 class ArmFigures(Strict):
-    """Errors of one arm against the fp64 reference; relative to the reference's own RMS."""
+    """Errors of one arm against the fp64 reference r.
+
+    `rms`: rms(e) / rms(r). `max_abs`: max |e|. `tail`: max of |e| over the rms of r in its tile (at
+    least half the median tile's) and half a rounding step of the declared dtype. `slope`: the
+    largest |<y, r> / <r, r> - 1| over the whole and over each head, less five standard errors:
+    what independent errors do not explain. The last two are None in evidence of schema 1. All are
+    HUGE where the arm gave something that is not finite.
+    """
 
     rms: Figure
     max_abs: Figure
+    tail: Figure | None = None
+    slope: Figure | None = None
 
 
 class OutputFigures(Strict):
-    """One output or gradient (`d` + input) of one cell."""
+    """One output or gradient (`d` + input) of one draw.
+
+    `worst_tile`, `worst_row`: the largest ratio of head's rms error to the merge base's over a
+    tile of the contract, and over a vector along the last axis, each divided by what chance allows
+    for its number of elements (not in schema 1). `..._at`: where the tile, row, element or head
+    begins. `elements`: how many numbers the figures are taken over, `effective`: how many that is
+    where a few of them outweigh the rest (0: not known, schema 1).
+    """
 
     name: Name
+    elements: Annotated[int, Field(ge=0)] = 0
+    effective: Annotated[int, Field(ge=0)] = 0
     head: ArmFigures
     base: ArmFigures
     worst_tile: Figure
-    worst_at: list[int]
+    worst_at: Place
+    worst_row: Figure | None = None
+    row_at: Place = []
+    tail_at: Place = []
+    slope_at: Place = []
+
+
+class Draw(Strict):
+    """One set of inputs. A secret seed was drawn after the workers had imported."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    secret: bool
+    outputs: list[OutputFigures]
+
+
+class PropertyEvidence(Strict):
+    """What became of one output under one property of the contract.
+
+    `equal`: the same bits. `error`: rms of the difference relative to the rms of what was due.
+    """
+
+    name: Name
+    output: Name
+    equal: bool
+    error: Figure
+    note: Annotated[str, Field(max_length=200)] = ""
 
 
 class CellEvidence(Strict):
     """One cell: how each arm ended, and the figures where both ran.
 
     `base_form` says what stood on the base side: the merge base's own kernel or, where that
-    cannot run the cell, the reference computed in the declared dtypes.
+    cannot run the cell, the reference computed in the declared dtypes. `configuration`: which of
+    the autotuner's configurations was forced, None for its own choice. `kernels`: what the worker
+    says it launched. `unfit`: configurations that were not taken, and why.
     """
 
-    cell: Annotated[str, Field(max_length=400)]
+    cell: CellId
+    configuration: Annotated[int, Field(ge=0)] | None = None
     head: Outcome
     base: Outcome
     base_form: Literal["kernel", "reference"]
-    seed: Annotated[int, Field(ge=0, lt=2**63)]
-    outputs: list[OutputFigures]
+    failed_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    draws: list[Draw] = []
+    properties: list[PropertyEvidence] = []
+    backend: Annotated[str, Field(max_length=80)] = ""
+    kernels: list[Annotated[str, Field(max_length=120)]] = []
+    unfit: list[Annotated[str, Field(max_length=400)]] = []
+
+
+class KernelEvidence(Strict):
+    """A declared kernel in one cell that launches it, as far as bytes can show.
+
+    `changed`: leaving its launches out changed a result. `raised`: making its launch fail made the
+    call fail, instead of another path answering. None: not tried. `share`: part of the device time
+    of a kernel that is not declared.
+    """
+
+    kernel: Annotated[str, Field(max_length=120)]
+    cell: CellId
+    changed: bool | None = None
+    raised: bool | None = None
+    share: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class RouteEvidence(Strict):
+    """Who served a call for which the contract says what a backend's verifier must answer.
+
+    `case`, `number`: which of the contract's; under `disabled` the environment turns dispatch off.
+    `served`: as recorded by the tree's registry. `note`: why it refused.
+    """
+
+    entry_point: Name
+    backend: Name
+    case: Literal["accepts", "rejects", "disabled"]
+    number: Annotated[int, Field(ge=0)]
+    cell: CellId
+    served: Annotated[str, Field(max_length=80)]
+    outcome: Outcome
+    note: Annotated[str, Field(max_length=200)] = ""
+
+
+class TestEvidence(Strict):
+    """One test of the repository, as the process under test reports it."""
+
+    test: Annotated[str, Field(max_length=1000)]
+    head: Literal["passed", "failed", "error", "skipped", "missing"]
+    base: Literal["passed", "failed", "error", "skipped", "missing"] | None = None
+    seconds: Figure = 0.0
+    note: Text = ""
+
+
+class CellUse(Strict):
+    """Tests that passed and called a cell, as the process under test reports it; a few of them.
+
+    `backward`: those in which autograd came back to a result of the call.
+    """
+
+    op: Name
+    cell: CellId
+    arm: Literal["base", "head"] = "head"
+    forward: list[Annotated[str, Field(max_length=1000)]] = []
+    backward: list[Annotated[str, Field(max_length=1000)]] = []
+
+
+class Audit(Strict):
+    """One timed call whose results were looked at afterwards; `error` as in PropertyEvidence."""
+
+    restart: Annotated[int, Field(ge=0)]
+    slot: Annotated[int, Field(ge=0)]
+    against: Literal["base", "reference"]
+    output: Name
+    error: Figure
+    limit: Figure
+
+
+class Restart(Strict):
+    """Block times of fresh processes, milliseconds a call; one entry a block, two a quad.
+
+    `first`: which arm began; quads are ABBA and BAAB in turn. `dropped`: blocks of each arm left
+    out because the machine changed its clocks meanwhile. `alone`: the merge base's times before
+    any code of head ran. `inner`: an arm's median by its own events, `audit_ms`: how long it took
+    to hand over results; both are shown, not judged.
+    """
+
+    first: Literal["base", "head"]
+    base: list[Figure]
+    head: list[Figure]
+    dropped: Annotated[int, Field(ge=0)] = 0
+    alone: list[Figure] = []
+    inner: dict[Name, Figure] = {}
+    audit_ms: dict[Name, Figure] = {}
+
+
+class Costs(Strict):
+    """What one eager call of an arm costs besides time; counts are exact, bytes are peaks."""
+
+    launches: Annotated[int, Field(ge=0)]
+    syncs: Annotated[int, Field(ge=0)]
+    allocations: Annotated[int, Field(ge=0)]
+    peak_bytes: Annotated[int, Field(ge=0)]
+    first_call_s: Figure
+    eager_ms: Figure
+    configurations: dict[str, Annotated[int, Field(ge=0)]] = {}
+    chosen: dict[str, Annotated[str, Field(max_length=400)]] = {}
+
+
+class RowEvidence(Strict):
+    """One benchmark row. `mode` is `eager` where the call cannot be captured, and `why` says so.
+
+    `calls`: slots, each with inputs and results of its own. `launches`: how often a block runs all
+    of them. `null_ms`: what an empty block takes. `fault`: the arm that failed, and how.
+    """
+
+    row: CellId
+    mode: Literal["graph", "eager", "failed"]
+    why: Text = ""
+    calls: Annotated[int, Field(ge=0)] = 0
+    launches: Annotated[int, Field(ge=0)] = 0
+    null_ms: Figure = 0.0
+    restarts: list[Restart] = []
+    audits: list[Audit] = []
+    fault: Annotated[str, Field(max_length=400)] = ""
+    bytes: Figure = 0.0
+    flops: Figure = 0.0
+    base: Costs | None = None
+    head: Costs | None = None
 
 
 class Environment(Strict):
-    """What the figures depend on besides the code."""
+    """What the figures depend on besides the code.
+
+    `protection` and `protections`: the sandbox, as a probe inside it found it. `before` and
+    `after`: clocks, temperature and throttling of the device.
+    """
 
     python: str
     torch: str
     triton: str
+    driver: str = ""
     device: str
     interpreter: bool
+    protection: Protection = "process"
     protections: list[str]
+    before: dict[str, Figure] = {}
+    after: dict[str, Figure] = {}
 
 
 class Evidence(Strict):
-    """The result file of one job."""
+    """The result file of one job; which of the lists is filled depends on the lane's kind."""
 
-    schema_id: Literal["fla-bot/evidence@1"] = Field("fla-bot/evidence@1", alias="schema")
+    schema_id: Literal["fla-bot/evidence@1", "fla-bot/evidence@2"] = Field(
+        "fla-bot/evidence@2", alias="schema"
+    )
     plan: str
     job: str
     lane: str
@@ -84,10 +264,16 @@ class Evidence(Strict):
     merge_base: Oid
     trusted: Oid
     complete: bool
-    note: Annotated[str, Field(max_length=2000)] = ""
+    note: Text = ""
     environment: Environment
-    cells: list[CellEvidence]
+    cells: list[CellEvidence] = []
+    kernels: list[KernelEvidence] = []
+    routes: list[RouteEvidence] = []
+    tests: list[TestEvidence] = []
+    coverage: list[CellUse] = []
+    rows: list[RowEvidence] = []
     wall_s: Figure
+    stages: dict[Name, Figure] = {}
 
 
 def write(directory: Path, evidence: Evidence) -> Path:
@@ -106,10 +292,32 @@ def read(directory: Path, job: str) -> Evidence | str | None:
             return None
         if path.stat().st_size > MAX_BYTES:
             return f"evidence file is larger than {MAX_BYTES} bytes"
-        return Evidence.model_validate_json(path.read_bytes())
+        return parse(path.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         return f"evidence breaks its schema at `{place}`: {first['msg']}"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"evidence cannot be read: {error}"
+
+
+def parse(text: bytes) -> Evidence:
+    """Evidence of this schema or of the one before it; ValidationError or ValueError else."""
+    data = json.loads(text)
+    if isinstance(data, dict) and data.get("schema") == "fla-bot/evidence@1":
+        text = json.dumps(_from_first(data)).encode()
+    return Evidence.model_validate_json(text)
+
+
+def _from_first(data: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 had one secret draw a cell, with `seed` and `outputs` beside the outcomes."""
+    cells, given = [], data.get("cells") or []
+    if not isinstance(given, list):
+        raise ValueError("`cells` is no list")  # noqa: TRY004  # what `read` expects
+    for cell in given:
+        if not isinstance(cell, dict) or not {"seed", "outputs"} <= set(cell):
+            raise ValueError("a cell of schema 1 lacks `seed` or `outputs`")
+        kept = {key: value for key, value in cell.items() if key not in ("seed", "outputs")}
+        draw = {"seed": cell["seed"], "secret": True, "outputs": cell["outputs"]}
+        cells.append(kept | {"draws": [draw], "failed_seed": cell["seed"]})
+    return data | {"cells": cells}

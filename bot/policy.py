@@ -90,20 +90,34 @@ class Lane(Strict):
 class Margins(Strict):
     """How many times the merge base's error head's may be, and how much slower a row may get.
 
-    `rms`: over a tensor. `tile`: in its worst tile. The others are shares, 0.01 for 1%.
+    `rms`: over a tensor. `tile`, `row`: in its worst tile and worst vector along the last axis.
+    `tail`: its worst element. `slope`: a factor on all of it, which may always be `slope_floor`.
+    `anchor`: how many times the anchor's error. The others are shares, 0.01 for 1%.
     """
 
     rms: Ratio
     tile: Ratio
+    row: Ratio = 8.0
+    tail: Ratio = 4.0
+    slope: Ratio = 3.0
+    slope_floor: Annotated[float, Field(gt=0, le=0.1)] = 5e-4
+    anchor: Ratio = 1.9
     chunked: Annotated[float, Field(gt=0, le=1)] = 0.01
     memory_bound: Annotated[float, Field(gt=0, le=1)] = 0.02
 
 
 class Caps(Strict):
-    """Upper limits of one plan. GitHub runs at most 256 jobs of one matrix."""
+    """Upper limits. GitHub runs at most 256 jobs of one matrix.
+
+    `minutes` of machines for one pull request a day, `job_minutes` for one run of a lane,
+    `day_minutes` for all pull requests a day; `open_runs` at a time on one kind of machine.
+    """
 
     packs: Annotated[int, Field(ge=1, le=256)] = 256
     minutes: Annotated[int, Field(ge=1)] = 240
+    job_minutes: Annotated[int, Field(ge=1)] = 150
+    day_minutes: Annotated[int, Field(ge=1)] = 2880
+    open_runs: Annotated[int, Field(ge=1)] = 4
 
 
 class Approvals(Strict):

@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from packaging.specifiers import SpecifierSet
 from pydantic import ValidationError
 
 from bot import amendment
+from bot import anchors as anchors_file
 from bot import contract as contract_file
 from bot import policy as policy_file
-from bot.amendment import Edit
+from bot.amendment import Edit, anchor_edits
+from bot.anchors import Anchors, strictest
 from bot.cache import Cache
 from bot.cells import cells, check_cells, remember
 from bot.change import Repository
@@ -30,6 +32,7 @@ from bot.policy import Policy
 __all__ = ["FOLDER", "POLICY_PATH", "Books", "read_books"]
 
 FOLDER, POLICY_NAME = "contracts", "policy.yaml"
+ANCHORS = PurePosixPath(anchors_file.FOLDER)
 POLICY_PATH = f"{FOLDER}/{POLICY_NAME}"
 Text = tuple[str, bytes]  # where it stands, and what
 Model = TypeVar("Model", bound=Strict)
@@ -40,7 +43,8 @@ class Books:
     """What judges a change.
 
     `contracts` are the trusted ones, those of new ops, and in place of a trusted one the proposed
-    one where that promises everything the trusted one does, and more. `new_ops` and `removed` (of
+    one where that promises everything the trusted one does, and more. `anchors` are the trusted
+    ones, with what the change adds or lowers. `new_ops` and `removed` (of
     which the change takes the contract away) have digests; `faults` are of proposed contracts.
     """
 
@@ -48,6 +52,7 @@ class Books:
     source: str
     from_trusted: bool
     contracts: dict[str, Contract]
+    anchors: dict[str, Anchors]
     edits: dict[str, list[Edit]]
     new_ops: dict[str, str]
     removed: dict[str, str]
@@ -83,12 +88,16 @@ def read_books(repository: Repository, change: Change, folder: Path | None, cach
         if contracts.get(op) == before[op] and all(edit.kind != "weaker" for edit in found)
     }
     new = {op: contract for op, contract in proposed.items() if op not in contracts}
+    anchors, moved = _anchors(repository, change, folder, from_trusted, faults)
+    for op, found in moved.items():
+        edits[op] = edits.get(op, []) + found
     return Books(
         policy=policy,
         source=source,
         from_trusted=from_trusted,
         contracts={**new, **contracts, **stronger},
-        edits=edits,
+        anchors=anchors,
+        edits=dict(sorted(edits.items())),
         new_ops={op: contract.fingerprint for op, contract in sorted(new.items())},
         removed=removed,
         faults=faults,
@@ -148,6 +157,50 @@ def _trusted(
     return policy, f"folder {folder.name}", texts, False
 
 
+def _anchors(
+    repository: Repository,
+    change: Change,
+    folder: Path | None,
+    from_trusted: bool,  # noqa: FBT001
+    faults: dict[str, UserError],
+) -> tuple[dict[str, Anchors], dict[str, list[Edit]]]:
+    """The anchors that count, and what the change does to them; `faults` gets its broken files."""
+    if not from_trusted:
+        place = (folder or repository.root / FOLDER) / ANCHORS.name
+        files = sorted(place.glob("*.json"))
+        return _all_anchors({f.stem: (str(f), f.read_bytes()) for f in files}, None), {}
+    sides = (change.trusted, change.merge_base, change.head)
+    texts = [_texts(repository, side, str(ANCHORS), ".json") for side in sides]
+    trusted = _all_anchors(texts[0], None)
+    names = set(texts[1]) | set(texts[2])
+    changed = {op for op in names if texts[1].get(op) != texts[2].get(op)}
+    before, after = (
+        _all_anchors({op: side[op] for op in changed & set(side)}, faults) for side in texts[1:]
+    )
+    edits = {}
+    for op in sorted(changed):
+        if found := anchor_edits(before.get(op), after.get(op)):
+            edits[op] = found
+        if (least := strictest(trusted.get(op), after.get(op))) is not None:
+            trusted[op] = least
+    return trusted, edits
+
+
+def _all_anchors(
+    texts: Mapping[str, Text], faults: dict[str, UserError] | None
+) -> dict[str, Anchors]:
+    """Every file by op; a fault ends the command where nobody collects it."""
+    found = {}
+    for op, (path, text) in texts.items():
+        try:
+            found[op] = anchors_file.load(text, path, op)
+        except UserError as error:
+            if faults is None:
+                raise
+            faults.setdefault(op, error)
+    return found
+
+
 def _policy(text: bytes, path: str, cache: Cache) -> Policy:
     policy = _cached(text, Policy, cache)
     if policy is None:
@@ -160,13 +213,20 @@ def _policy(text: bytes, path: str, cache: Cache) -> Policy:
 
 
 def _contract_texts(repository: Repository, commit: str) -> dict[str, Text]:
+    texts = _texts(repository, commit, FOLDER, ".yaml")
+    texts.pop(POLICY_NAME.removesuffix(".yaml"), None)
+    return texts
+
+
+def _texts(repository: Repository, commit: str, folder: str, ending: str) -> dict[str, Text]:
+    """The files of a folder that end so, by their names without it."""
     texts = {}
     for path in repository.tree(commit):
-        folder, _, name = path.rpartition("/")
-        wanted = folder == FOLDER and name.endswith(".yaml") and name != POLICY_NAME
+        place, _, name = path.rpartition("/")
+        wanted = place == folder and name.endswith(ending)
         text = repository.read_path(commit, path) if wanted else None
         if text is not None:
-            texts[name.removesuffix(".yaml")] = (path, text)
+            texts[name.removesuffix(ending)] = (path, text)
     return texts
 
 

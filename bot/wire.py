@@ -12,11 +12,13 @@ from typing import Any
 from bot.model import Outcome
 
 __all__ = [
-    "ANSWERS", "GUARD_BYTES", "POISON", "READY", "ROUNDING", "TORCH_NAMES", "receive", "send",
+    "ANSWERS", "DONE", "GUARD_BYTES", "POISON", "READY", "REPORT_BYTES", "ROUNDING", "TORCH_NAMES",
+    "receive", "send",
 ]  # fmt: skip
 
 # One byte answers a call. Whatever else a worker says has no meaning.
 READY = b"I"
+DONE = b"D"
 ANSWERS = {
     b"R": Outcome.RAN,
     b"X": Outcome.RAISED,
@@ -28,6 +30,7 @@ ANSWERS = {
     b"B": Outcome.GUARD,
 }
 GUARD_BYTES = 4096
+REPORT_BYTES = 64 << 10  # four bytes of length, then JSON
 POISON = 0xFF  # all ones: NaN in every floating format, -1 in every integer one
 # Half a unit in the last place relative to the value: no honest error is held to less.
 ROUNDING = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}

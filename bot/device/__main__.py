@@ -1,7 +1,7 @@
 """Drive both workers through the cells of a job and print one line of JSON for each.
 
-Reads the order from standard input. Seeds are drawn after the workers have imported, and leave
-this process only in its output.
+Reads the order from standard input. Secret seeds are drawn after the workers have imported, and
+leave this process only in its output.
 """
 
 # SPDX-License-Identifier: MIT
@@ -10,20 +10,39 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bot.cells import call
+from bot.cells import call, public_seed
 from bot.contract import Contract
 from bot.device.arm import Arm
 from bot.device.figures import compare
-from bot.device.trial import Results, Trial
-from bot.evidence import CellEvidence, Environment
+from bot.device.kernels import Kernels, asking, read_report, undeclared
+from bot.device.properties import Derivation, Rotation, applicable
+from bot.device.trial import ONCE, REPEATS, Results, Trial
+from bot.evidence import (
+    CellEvidence,
+    Draw,
+    Environment,
+    KernelEvidence,
+    OutputFigures,
+    PropertyEvidence,
+)
 from bot.model import Cell, Outcome
 from bot.tree import TreeFinder, load
+from bot.wire import receive, send
+
+MOST_CONFIGURATIONS = 256
 
 
 def main() -> None:
@@ -41,14 +60,30 @@ def main() -> None:
     named = {point.reference for point in points if point.reference}
     references = {reference: load(reference, tree) for reference in named}
     _print("environment", _environment(order).model_dump(mode="json"))
-    arms = {name: Arm(order["arms"][name], order["call_timeout_s"]) for name in ("base", "head")}
-    for arm in arms.values():
-        arm.start([point.target for point in points], order["start_timeout_s"])
+    arms = _arms(order)
+    targets = [point.target for point in points]
+    with ThreadPoolExecutor(len(arms)) as pool:
+        for started in [
+            pool.submit(arm.start, targets, order["start_timeout_s"]) for arm in arms.values()
+        ]:
+            started.result()
+    both = Comparison(
+        contract, order["device"], references, arms, configurations=order.get("configurations")
+    )
     for cell in cells:
-        plan = call(contract, cell, secrets.randbits(62))
-        trial = Trial(plan, references[plan.reference], order["device"])
-        evidence = _cell(trial, arms)
-        _print("cell", evidence.model_dump(mode="json"))
+        try:
+            for found in both.entries(cell, _draws(order, cell)):
+                _print("cell", found.evidence.model_dump(mode="json"))
+                for kernel in found.kernels:
+                    _print("kernel", kernel.model_dump(mode="json"))
+        except (MemoryError, torch.OutOfMemoryError):
+            traceback.print_exc()  # a cell that is not reported fails; the others go on
+    # A single cell that is run again shows nothing of the others.
+    if "seed" not in order and both.configurations is None:
+        for kernel in both.kernels.evidence():
+            _print("kernel", kernel.model_dump(mode="json"))
+        for route in both.kernels.routes(list(dict.fromkeys(c.entry_point for c in cells))):
+            _print("route", route.model_dump(mode="json"))
     _print("end", {})
 
 
@@ -75,27 +110,197 @@ def _environment(order: dict[str, Any]) -> Environment:
     )
 
 
-def _cell(trial: Trial, arms: dict[str, Arm]) -> CellEvidence:
-    plan, outcomes = trial.plan, dict[str, Outcome]()
-    found: dict[str, Results] = {}
-    # Whether base or head goes first must not be a constant that code could adapt to.
-    for name in sorted(arms, key=lambda _: secrets.randbits(30)):
-        outcomes[name], found[name] = trial.run(arms[name].run)
-    if outcomes["base"] is not Outcome.RAN:
-        found["base"] = trial.stand_in()
-    ran = outcomes["head"] is Outcome.RAN
-    return CellEvidence(
-        cell=plan.cell,
-        head=outcomes["head"],
-        base=outcomes["base"],
-        base_form="kernel" if outcomes["base"] is Outcome.RAN else "reference",
-        seed=plan.seed,
-        outputs=[
-            compare(r, trial.truth[r.name], found["head"][r.name], found["base"][r.name])
-            for r in plan.results
-            if ran
-        ],
-    )
+def _arms(order: dict[str, Any]) -> dict[str, Arm]:
+    """Both arms; where the host can start fresh workers, they are asked for over one socket."""
+    control = socket.socket(fileno=order["control"]) if "control" in order else None
+    lock = threading.Lock()
+
+    def replace(name: str) -> int | None:
+        if control is None:
+            return None
+        with lock:
+            send(control, {"restart": name})
+            answer, fds = receive(control)
+        return fds[0] if answer.get("arm") == name and len(fds) == 1 else None
+
+    return {
+        name: Arm(order["arms"][name], order["call_timeout_s"], partial(replace, name))
+        for name in ("base", "head")
+    }
+
+
+def _draws(order: dict[str, Any], cell: Cell) -> list[tuple[int, bool]]:
+    """Seeds and whether they are secret: one that authors can draw too, one that nobody can."""
+    public = public_seed(order["plan"], cell.id)
+    if "seed" in order:  # one that failed is called as it was then
+        return [(order["seed"], order["seed"] != public)]
+    return [(public, False), (secrets.randbits(62), True)]
+
+
+@dataclass(slots=True)
+class Found:
+    """What one cell gave."""
+
+    evidence: CellEvidence
+    kernels: list[KernelEvidence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Series:
+    """One arm's results of the draws of a cell, up to the first call that gave none."""
+
+    outcome: Outcome = Outcome.RAN
+    results: list[Results] = field(default_factory=list)
+    failed_seed: int | None = None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Both arms, and what they are compared with.
+
+    `configurations`: how many the source shows of an autotuner, on lanes that try each.
+    """
+
+    contract: Contract
+    device: str
+    references: Mapping[str, Callable[..., Any]]
+    arms: Mapping[str, Arm]
+    configurations: int | None = None
+    kernels: Kernels = field(init=False)
+    rotation: Rotation = field(default_factory=Rotation)
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
+
+    def __post_init__(self) -> None:
+        self.kernels = Kernels(self.contract, self.device, self.arms["head"])
+
+    def entries(self, cell: Cell, draws: Sequence[tuple[int, bool]]) -> Iterator[Found]:
+        """One entry for a cell; on a lane for configurations, one for each of them."""
+        if self.configurations is None:
+            yield self.cell(cell, draws)
+            return
+        number, most = 0, min(max(1, self.configurations), MOST_CONFIGURATIONS)
+        head = self.arms["head"]
+        while number < most:
+            head.extra = {"configuration": number}
+            found = self.cell(cell, draws[-1:])
+            head.extra = {}
+            said = read_report(head.report)
+            unfit = [f"{name}: {reason}" for name, reason in said.unfit.items()]
+            update = {"configuration": number, "unfit": unfit, "properties": []}
+            yield Found(found.evidence.model_copy(update=update))
+            most = max(most, *said.configurations.values(), 1)
+            number, most = number + 1, min(most, MOST_CONFIGURATIONS)
+
+    def cell(self, cell: Cell, draws: Sequence[tuple[int, bool]]) -> Found:
+        """Run the draws of a cell in both arms at once; nothing here is timed."""
+        trials, properties = [], self.contract.entry_points[cell.entry_point].properties
+        for seed, secret in draws:
+            plan = call(self.contract, cell, seed)
+            reference = self.references[plan.reference]
+            exact = properties.exactness("repeat", plan.dtype) in ("exact", "n/a")
+            trials.append(Trial(plan, reference, self.device, expanded=not secret, exact=exact))
+        # Whether base or head, public or secret goes first must be no constant to adapt to.
+        head, base = self._series(trials, [secret for _, secret in draws])
+        kernel = base.outcome is Outcome.RAN
+        evidence = CellEvidence(
+            cell=cell.id,
+            head=head.outcome,
+            base=base.outcome,
+            base_form="kernel" if kernel else "reference",
+            failed_seed=head.failed_seed,
+        )
+        if head.outcome is not Outcome.RAN:
+            return Found(evidence)
+        others = base.results if kernel else [trial.stand_in() for trial in trials]
+        figures = [
+            Draw(seed=seed, secret=secret, outputs=_figures(trial, own, other))
+            for (seed, secret), trial, own, other in zip(
+                draws, trials, head.results, others, strict=True
+            )
+        ]
+        said = read_report(self.arms["head"].report)
+        self.kernels.saw(cell, said, self.arms["head"].seconds)
+        held, kernels = self.probe(cell, trials[-1], head.results[-1])
+        held += [
+            PropertyEvidence(name="repeat", output=name, equal=False, error=apart)
+            for trial in trials
+            for name, apart in trial.spread.items()
+        ]
+        dispatch = self.contract.entry_points[cell.entry_point].dispatch
+        update = {
+            "draws": figures,
+            "properties": held,
+            "backend": said.backend(dispatch),
+            "kernels": sorted(said.launches),
+        }
+        return Found(evidence.model_copy(update=update), kernels)
+
+    def probe(
+        self, cell: Cell, trial: Trial, results: Results
+    ) -> tuple[list[PropertyEvidence], list[KernelEvidence]]:
+        """What else head is asked about a cell that it ran: properties and declared kernels.
+
+        `trial` is the last draw, a secret one where there is one, `results` what head gave for it.
+        """
+        if self.configurations is not None:
+            return [], []
+        names = applicable(self.contract, cell)
+        if self.device == "cpu":  # where a call takes seconds, each cell shows one of them
+            names = self.rotation.next(cell.entry_point, names)
+        head = self.arms["head"]
+        derivation = Derivation(
+            self.contract,
+            cell,
+            trial.plan,
+            trial.inputs,
+            trial.directions if trial.plan.gradients else [],
+            results,
+            self.device,
+            head.run,
+        )
+        held = derivation.test(names)
+        if self.device == "cpu":
+            return held, []
+        trial.run(asking(head, profile=True))
+        dispatch = self.contract.entry_points[cell.entry_point].dispatch
+        shares = undeclared(read_report(head.report), dispatch)
+        return held, [
+            KernelEvidence(kernel=name, cell=cell.id, share=share) for name, share in shares.items()
+        ]
+
+    def _series(self, trials: Sequence[Trial], secret: Sequence[bool]) -> tuple[Series, Series]:
+        """Both arms side by side, while this thread computes what is true."""
+        futures = {}
+        for name in secrets.SystemRandom().sample(("head", "base"), 2):
+            seeds = [_layouts(name, one) for one in secret]
+            futures[name] = self.pool.submit(_run, self.arms[name], trials, seeds)
+        try:
+            for trial in trials:
+                trial.truth  # noqa: B018  # a cached property
+        finally:
+            wait(futures.values())  # whatever happens here, no arm is busy with the next cell
+        return futures["head"].result(), futures["base"].result()
+
+
+def _layouts(name: str, secret: bool) -> Sequence[str]:  # noqa: FBT001
+    """How often an arm is called, and with what layouts of the cotangents."""
+    if name == "base":
+        return ONCE
+    return REPEATS if secret else ("expanded",)
+
+
+def _run(arm: Arm, trials: Sequence[Trial], seeds: Sequence[Sequence[str]]) -> Series:
+    series = Series(results=[{} for _ in trials])
+    for index in secrets.SystemRandom().sample(range(len(trials)), len(trials)):
+        trial = trials[index]
+        outcome, series.results[index] = trial.run(arm.run, seeds[index])
+        if outcome is not Outcome.RAN:
+            return Series(outcome, [], trial.plan.seed)
+    return series
+
+
+def _figures(trial: Trial, head: Results, base: Results) -> list[OutputFigures]:
+    return [compare(r, trial.truth[r.name], head[r.name], base[r.name]) for r in trial.plan.results]
 
 
 if __name__ == "__main__":

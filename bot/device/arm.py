@@ -8,21 +8,21 @@ import fcntl
 import mmap
 import os
 import socket
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 
 from bot.cells import Call, Result, layout, row_major
 from bot.model import Outcome
-from bot.wire import ANSWERS, GUARD_BYTES, POISON, READY, TORCH_NAMES, send
+from bot.wire import ANSWERS, GUARD_BYTES, POISON, READY, REPORT_BYTES, TORCH_NAMES, send
 
 __all__ = ["DTYPES", "Arena", "Arm", "arena"]
 
 DTYPES = {name: getattr(torch, word) for name, word in TORCH_NAMES.items()}
-REPEATS = 2
-# A second call gets the same cotangents with other strides: the result must be the same bits.
-LAYOUTS = ("contiguous", "sliced")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -64,6 +64,12 @@ class Arena:
             for repeat in self.order["repeats"]
         ]
 
+    def report(self) -> bytes:
+        """What the worker says of the call; nothing in it is believed without being checked."""
+        at = self.order["report"]["offset"]
+        size = int.from_bytes(self.memory[at : at + 4], "big")
+        return self.memory[at + 4 : at + 4 + size] if size <= REPORT_BYTES - 4 else b""
+
     def close(self) -> None:
         """Give the memory back."""
         os.close(self.fd)
@@ -73,8 +79,26 @@ def _itemsize(dtype: str) -> int:
     return int(DTYPES[dtype].itemsize)
 
 
-def arena(call: Call, device: str) -> Arena:
-    """Lay out and poison the memory of a call; its size can never change again."""
+def _seed_layout(kind: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Strides and storage of a cotangent: a layout of contracts, or one of autograd's own.
+
+    `expanded` is what the mean over the second axis hands back: a stride of zero along it.
+    """
+    if kind == "expanded" and shape:
+        axis = min(1, len(shape) - 1)
+        strides = list(row_major((*shape[:axis], 1, *shape[axis + 1 :])))
+        strides[axis] = 0
+        return tuple(strides), prod(shape[:axis] + shape[axis + 1 :])
+    if not shape or (kind == "transposed" and len(shape) < 3):
+        kind = "contiguous"
+    return layout(kind, shape)
+
+
+def arena(call: Call, device: str, seeds: Sequence[str] = ("contiguous",)) -> Arena:
+    """Lay out and poison the memory of a call; its size can never change again.
+
+    The call is made once for each of `seeds`: the layout that its cotangents have then.
+    """
     offset, slots = GUARD_BYTES, []
 
     def place(count: int, dtype: str) -> int:
@@ -97,7 +121,7 @@ def arena(call: Call, device: str) -> Arena:
         }
 
     def cotangent(item: Result, kind: str) -> dict[str, Any]:
-        strides, storage = layout(kind, item.shape)
+        strides, storage = _seed_layout(kind, item.shape)
         return {
             "name": item.name,
             "shape": list(item.shape),
@@ -118,6 +142,7 @@ def arena(call: Call, device: str) -> Arena:
             "requires_grad": item.requires_grad,
             "written": item.written,
             "host": item.host,
+            "constant": item.constant,
             "offset": place(item.storage, item.dtype),
         }
         for item in call.tensors
@@ -126,15 +151,16 @@ def arena(call: Call, device: str) -> Arena:
     seeded = present if call.gradients else []
     repeats = [
         {
-            "cotangents": [cotangent(item, LAYOUTS[i % 2 if item.shape else 0]) for item in seeded],
+            "cotangents": [cotangent(item, kind) for item in seeded],
             "outputs": [
                 result(item) if item.present else {"alias": item.alias} for item in call.outputs
             ],
             "written": [result(item) for item in call.written],
             "gradients": [result(item) for item in call.gradients],
         }
-        for i in range(REPEATS)
+        for kind in seeds
     ]
+    report = place(REPORT_BYTES, "bool")
     fd = os.memfd_create("fla-bot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, offset)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -148,37 +174,72 @@ def arena(call: Call, device: str) -> Arena:
         "plain": call.plain,
         "inference": call.inference,
         "repeats": repeats,
+        "report": {"offset": report},
     }
     return Arena(fd, memory, order, slots)
 
 
 class Arm:
-    """A worker at the other end of a socket; any answer but one known byte a call fails it."""
+    """A worker at the other end of a socket; any answer but one known byte a call fails it.
 
-    def __init__(self, fd: int, timeout_s: float) -> None:
+    `extra` goes with every order. `report`, `seconds`: what it says of the last call, and how long
+    it took to answer.
+
+    `replace` gives the socket of a fresh worker, or None where there will be none: a worker that
+    hangs or dies costs the call that it did so in, and no other.
+    """
+
+    def __init__(
+        self, fd: int, timeout_s: float, replace: Callable[[], int | None] = lambda: None
+    ) -> None:
         self.channel = socket.socket(fileno=fd)
-        self.timeout_s = timeout_s
+        self.timeout_s, self.replace = timeout_s, replace
         self.lost: Outcome | None = None
+        self.extra: dict[str, Any] = {}
+        self.report, self.seconds = b"", 0.0
+        self.targets: list[str] = []
+        self.start_timeout_s = timeout_s
 
     def start(self, targets: list[str], timeout_s: float) -> None:
-        """Have the worker import; a worker that cannot is lost for all cells."""
+        """Have the worker import; one that cannot is lost for all cells."""
+        self.targets, self.start_timeout_s = targets, timeout_s
         self._send({"targets": targets}, None)
         if self.lost is None and self._answer(timeout_s) != READY:
             self.lost = self.lost or Outcome.PROTOCOL
+        if self.lost is not None:
+            self.replace = lambda: None
 
     def run(self, memory: Arena) -> Outcome:
         """Let the worker fill the slots."""
+        if self.lost is not None:
+            self._renew()
         if self.lost is None:
-            self._send(memory.order, memory.fd)
+            self._send(memory.order | self.extra, memory.fd)
         if self.lost is not None:
             return self.lost
-        return self._outcome()
+        began = time.monotonic()
+        outcome = self._outcome()
+        self.report, self.seconds = memory.report(), time.monotonic() - began
+        return outcome
+
+    def close(self) -> None:
+        """Let go of the worker, which then ends."""
+        self.channel.close()
+
+    def _renew(self) -> None:
+        fd = self.replace()
+        if fd is None:
+            self.replace = lambda: None
+            return
+        self.channel.close()
+        self.channel, self.lost = socket.socket(fileno=fd), None
+        self.start(self.targets, self.start_timeout_s)
 
     def _outcome(self) -> Outcome:
         answer = self._answer(self.timeout_s)
         if self.lost is None:
             return ANSWERS.get(answer, Outcome.PROTOCOL)
-        # What hangs or died cannot serve the next cell; that cell is not the one to blame.
+        # What hangs or died cannot serve the next call; that call is not the one to blame.
         outcome, self.lost = self.lost, Outcome.WORKER_DIED
         return outcome
 

@@ -94,7 +94,10 @@ def draw(spec: TensorArg) -> torch.Tensor:
     return flat.to(DTYPES[spec.dtype])
 
 
-def cotangent(result: Result, seed: int) -> torch.Tensor:
-    """The direction in which an output is differentiated."""
+def cotangent(result: Result, seed: int, *, expanded: bool = False) -> torch.Tensor:
+    """The direction in which an output is differentiated; `expanded`: the same for all tokens."""
     generator = torch.Generator().manual_seed(seed)
-    return _normal(result.shape, generator).to(DTYPES[result.dtype])
+    shape = list(result.shape)
+    if expanded and shape:
+        shape[min(1, len(shape) - 1)] = 1
+    return _normal(tuple(shape), generator).to(DTYPES[result.dtype]).expand(result.shape)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bot import evidence as evidence_file
-from bot.cells import call
+from bot.anchors import Anchors, Measured
+from bot.cells import Result, call, public_seed
 from bot.change import Repository
 from bot.check import Analysis, Request, analyse, evidence_folder, report
 from bot.evidence import Evidence
 from bot.judge import judge
-from bot.model import CheckState, Plan, Verdict
+from bot.model import CheckState, Plan, Row, Verdict
 from bot.plan import find_cells
+from bot.run import _is_complete
+from bot.statistics import allowance
 from tests.conftest import Workbench
 
 
@@ -28,22 +32,41 @@ def analysis(kernels: Workbench) -> Iterator[Analysis]:
         yield analyse(repository, Request("main", "work"))
 
 
+def figures(result: Result) -> dict[str, Any]:
+    """Good figures of one output."""
+    arm = {"rms": 1e-8, "max_abs": 1e-7, "tail": 2.0, "slope": 0.0}
+    worst = {"worst_tile": 1.0, "worst_at": [0] * 4, "worst_row": 1.0}
+    return {
+        "name": result.name,
+        "elements": prod(result.shape),
+        "head": {**arm},
+        "base": {**arm},
+        **worst,
+    }
+
+
 def evidence(analysis: Analysis, **changes: Any) -> dict[str, Any]:
     """Good evidence for the interpreter lane, with some keys replaced."""
     job = next(job for job in analysis.plan.jobs if job.lane == "interpret:cpu")
     contract = analysis.books.contracts[job.op]
-    arm = {"rms": 1e-8, "max_abs": 1e-7}
-    cells = []
+    plan, cells = analysis.plan, []
     for cell in find_cells(contract, job.cells):
-        built = call(contract, cell, 0)
-        names = [result.name for result in built.results]
-        figures = {"head": arm, "base": arm, "worst_tile": 1.0, "worst_at": [0] * 4}
-        ran = {"head": "ran", "base": "ran", "base_form": "kernel", "seed": 1}
-        cells.append({"cell": cell.id, **ran, "outputs": [{"name": n, **figures} for n in names]})
-    plan = analysis.plan
+        results = call(contract, cell, 0).results
+        held = {"name": "permutation", "output": "y", "equal": True, "error": 0.0}
+        draws = [
+            {"seed": seed, "secret": secret, "outputs": [figures(result) for result in results]}
+            for seed, secret in ((public_seed(plan.hash, cell.id), False), (1, True))
+        ]
+        ran = {"head": "ran", "base": "ran", "base_form": "kernel"}
+        cells.append({"cell": cell.id, **ran, "draws": draws, "properties": [held]})
+    names = contract.entry_points["l2norm"].dispatch
+    kernels = [
+        {"kernel": kernel, "cell": cells[0]["cell"], "changed": True, "raised": True}
+        for kernel in (names.kernels if names else [])
+    ]
     environment = {"python": "3", "torch": "2", "triton": "3", "device": "cpu"}
     return {
-        "schema": "fla-bot/evidence@1",
+        "schema": "fla-bot/evidence@2",
         "plan": plan.hash,
         "job": job.id,
         "lane": job.lane,
@@ -54,44 +77,230 @@ def evidence(analysis: Analysis, **changes: Any) -> dict[str, Any]:
         "note": "",
         "environment": {**environment, "interpreter": True, "protections": []},
         "cells": cells,
+        "kernels": kernels,
         "wall_s": 1.0,
         **changes,
     }
 
 
+def first_schema(analysis: Analysis) -> dict[str, Any]:
+    """The same as bots wrote it before: one secret draw, fewer figures."""
+    data = evidence(analysis, schema="fla-bot/evidence@1")
+    del data["kernels"]
+    for cell in data["cells"]:
+        del cell["properties"]
+        draw = cell.pop("draws")[1]
+        cell |= {"seed": draw["seed"], "outputs": draw["outputs"]}
+        for one in cell["outputs"]:
+            del one["elements"], one["worst_row"]
+            for arm in ("head", "base"):
+                del one[arm]["tail"], one[arm]["slope"]
+    return data
+
+
+def parsed(data: dict[str, Any]) -> Evidence:
+    return evidence_file.parse(json.dumps(data).encode())
+
+
+def rows(analysis: Analysis, data: dict[str, Any], anchors: Anchors | None = None) -> list[Row]:
+    found, books = parsed(data), analysis.books
+    frozen = {"l2norm": anchors} if anchors else None
+    judged = judge(analysis.plan, books.policy, books.contracts, {found.job: found}, frozen)
+    return [row for row in judged if row.lane == "interpret:cpu"]
+
+
 def verdicts(analysis: Analysis, data: dict[str, Any]) -> dict[str, int]:
-    found = Evidence.model_validate_json(json.dumps(data))
-    rows = judge(analysis.plan, analysis.books.policy, analysis.books.contracts, {found.job: found})
     counts: dict[str, int] = {}
-    for row in rows:
-        if row.lane == "interpret:cpu":
-            counts[row.verdict] = counts.get(row.verdict, 0) + 1
+    for row in rows(analysis, data):
+        counts[row.verdict] = counts.get(row.verdict, 0) + 1
     return counts
 
 
-def test_good_evidence_passes_every_cell(analysis: Analysis) -> None:
-    data = evidence(analysis)
+def failures(analysis: Analysis, data: dict[str, Any], anchors: Anchors | None = None) -> list[str]:
+    """Reasons of what fails; everything else has to pass."""
+    found = rows(analysis, data, anchors)
+    assert {row.verdict for row in found} <= {Verdict.PASS, Verdict.FAIL}
+    return [row.reason for row in found if row.verdict is Verdict.FAIL]
+
+
+@pytest.mark.parametrize("make", [evidence, first_schema])
+def test_good_evidence_passes_every_cell(
+    analysis: Analysis, make: Callable[[Analysis], dict[str, Any]]
+) -> None:
+    data = make(analysis)
     assert verdicts(analysis, data) == {Verdict.PASS: len(data["cells"])}
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("head", "rms"), 1.0),
-        (("head", "rms"), 1.5 * 2.0**-24 * 1.01),
-        (("worst_tile",), 3.1),
-        (("name",), "other"),
-    ],
-)
+BAD_FIGURES = [
+    (("head", "rms"), 1.0, "budget: y rms error 1, limit 2e-07"),
+    (("head", "rms"), 1.6 * 2.0**-24, "rms: y error 9.54e-08, limit"),
+    (("worst_tile",), 4.1, "tile: y at [0, 0, 0, 0]: 4.1x the merge base's error, limit 4x"),
+    (("worst_row",), 8.1, "row: y 8.1x the merge base's error, limit 8x"),
+    (("head", "tail"), 61.0, "tail: y one element is 61 half roundings off, limit"),
+    (("head", "slope"), 6e-4, "slope: y a bias of 0.06%, limit 0.05%"),
+    (("elements",), 5, "missing-row: figures are over another number of elements"),
+    (("head", "slope"), None, "missing-row: a figure is left out"),
+    (("worst_row",), None, "missing-row: a figure is left out"),
+    (("name",), "other", "missing-row: figures for y are due"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "reason"), BAD_FIGURES)
+@pytest.mark.parametrize("draw", [0, 1])
 def test_one_bad_figure_fails_its_cell(
-    analysis: Analysis, place: tuple[str, ...], value: object
+    analysis: Analysis, place: tuple[str, ...], value: object, reason: str, draw: int
 ) -> None:
     data = evidence(analysis)
-    target = data["cells"][0]["outputs"][0] = json.loads(json.dumps(data["cells"][0]["outputs"][0]))
+    chosen = data["cells"][0]["draws"][draw]
+    target = chosen["outputs"][0]
     for key in place[:-1]:
         target = target[key]
     target[place[-1]] = value
-    assert verdicts(analysis, data)[Verdict.FAIL] == 1
+    (said,) = failures(analysis, data)
+    assert said.startswith(reason)
+    if not reason.startswith("missing-row"):
+        cell = data["cells"][0]["cell"]
+        command = f"fla-bot run --lane interpret:cpu --only '{cell}' --seed {chosen['seed']}"
+        assert said.endswith(f"; reproduce: {command}")
+
+
+def test_limits_follow_the_merge_base(analysis: Analysis) -> None:
+    """Three times the base's tail and slope pass; what is below the floors always does."""
+    data = evidence(analysis)
+    one = data["cells"][0]["draws"][0]["outputs"][0]
+    one["base"] |= {"tail": 20.0, "slope": 1e-2, "rms": 1.2e-7}
+    one["head"] |= {"tail": 70.0, "slope": 2.9e-2, "rms": 1.7e-7}
+    assert failures(analysis, data) == []
+    one["head"]["tail"] = 200.0
+    assert failures(analysis, data)[0].startswith("tail: ")
+
+
+def test_few_numbers_have_an_allowance_and_a_cap(analysis: Analysis) -> None:
+    """The allowance widens ratios, never the contract's own budget."""
+    cell = next(c for c in evidence(analysis)["cells"] if "width=d3," in c["cell"])
+    results = {f["name"]: f["elements"] for f in cell["draws"][0]["outputs"]}
+    factor = allowance(results["y"])
+    assert factor > 1.2
+    data = evidence(analysis)
+    chosen = next(c for c in data["cells"] if c["cell"] == cell["cell"])
+    one = chosen["draws"][0]["outputs"][0]
+    one["base"]["tail"], one["head"]["tail"] = 10.0, 10.0 * 4 * factor * 0.99
+    assert failures(analysis, data) == []
+    one["head"]["tail"] *= 1.02
+    assert failures(analysis, data)[0].startswith("tail: ")
+
+
+def test_not_finite_fails_even_where_the_base_is_too(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    one = data["cells"][0]["draws"][1]["outputs"][0]
+    lost = {"rms": 1e300, "max_abs": 1e300, "tail": 1e300, "slope": 1e300}
+    one |= {"head": lost, "base": lost, "worst_at": [1, 2, 0, 3]}
+    assert failures(analysis, data)[0].startswith("budget: y at [1, 2, 0, 3] is not finite")
+
+
+def test_draws_that_are_due(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    public, secret = data["cells"][0]["draws"]
+    for draws, reason in (
+        ([public], "no draw was secret"),
+        ([secret], "the public draw is not there"),
+        ([secret, {**secret, "seed": 2}], "the public draw is not there"),
+        ([{**public, "seed": 3}, secret], "the public draw is not there, or has another seed"),
+        ([public, secret, secret], "a draw stands twice"),
+        ([], "figures for y are due"),
+    ):
+        data["cells"][0]["draws"] = draws
+        (said,) = failures(analysis, data)
+        assert said.startswith(f"missing-row: {reason}")
+    data["cells"][0]["draws"] = [public, secret, {**secret, "seed": 2}]
+    assert failures(analysis, data) == []
+
+
+def test_properties(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    held = data["cells"][0]["properties"][0]
+    held |= {"equal": False, "error": 1e-9}
+    (said,) = failures(analysis, data)
+    assert said.startswith("property: permutation of y: other bits, 1e-09 apart; reproduce: ")
+    for name in ("linear", "never_heard_of"):  # the contract does not state these
+        held["name"] = name
+        assert failures(analysis, data) == []
+    for cell in data["cells"]:
+        cell["properties"] = []
+    (said,) = failures(analysis, data)
+    assert said == "missing-row: no cell of l2norm showed the property `permutation`"
+
+
+def test_kernels(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    first = data["kernels"][0]
+    for key, code in (("changed", "ghost: "), ("raised", "fallback: ")):
+        first |= {"changed": True, "raised": True, key: False}
+        (said,) = failures(analysis, data)
+        assert said.startswith(code)
+        assert first["kernel"] in said
+    first |= {"changed": True, "raised": True}
+    assert verdicts(analysis, {**data, "kernels": data["kernels"] * 2}) == {Verdict.LOST: 1}
+    stranger = {**first, "cell": "l2norm[x=y]"}
+    assert verdicts(analysis, {**data, "kernels": [stranger]}) == {Verdict.LOST: 1}
+
+
+def test_kernels_that_nobody_declared_or_showed(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    gemm = {"kernel": "nvjet_sm90", "cell": data["cells"][1]["cell"], "share": 0.04}
+    data["kernels"].append(gemm)
+    assert failures(analysis, data) == []
+    gemm["share"] = 0.5
+    (said,) = failures(analysis, data)
+    assert said.startswith("undeclared-kernel: nvjet_sm90 takes 50% of the device time")
+    data["kernels"] = data["kernels"][1:2]
+    (said,) = failures(analysis, data)
+    assert said == "missing-row: nothing was shown of l2norm_fwd_kernel of l2norm"
+
+
+def test_configurations_belong_to_their_lane(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    data["cells"][0]["configuration"] = 0
+    assert verdicts(analysis, data) == {Verdict.LOST: 1}
+    books, plan = analysis.books, analysis.plan
+    (job,) = [job for job in plan.jobs if job.lane == "interpret:cpu"]
+    lane = {**books.policy.lanes, "configs:cpu": books.policy.lanes["interpret:cpu"]}
+    policy = books.policy.model_copy(update={"lanes": lane})
+    moved = job.model_copy(update={"lane": "configs:cpu"})
+    plan = plan.model_copy(update={"jobs": [moved]})
+
+    def judged(entries: list[dict[str, Any]]) -> list[Row]:
+        found = parsed({**data, "lane": "configs:cpu", "kernels": [], "cells": entries})
+        return judge(plan, policy, books.contracts, {job.id: found})
+
+    entries = [{**cell, "configuration": i} for cell in data["cells"] for i in range(3)]
+    for entry in entries:  # a secret draw is enough there
+        entry["draws"] = entry["draws"][1:]
+    assert {row.verdict for row in judged(entries)} == {Verdict.PASS}
+    (lost,) = judged([*entries, entries[1]])
+    assert lost.verdict is Verdict.LOST
+    (lost,) = judged([{**entry, "configuration": None} for entry in entries[::3]])
+    assert lost.verdict is Verdict.LOST
+    (bad,) = [row for row in judged(entries[1:]) if row.verdict is Verdict.FAIL]
+    assert bad.reason.startswith("missing-row: 2 configurations, the last is 2")
+    entries[4] = json.loads(json.dumps(entries[4]))
+    entries[4]["draws"][0]["outputs"][0]["worst_tile"] = 5.0
+    (bad,) = [row for row in judged(entries) if row.verdict is Verdict.FAIL]
+    assert bad.reason.startswith("configuration 1: tile: ")
+
+
+def test_anchor_holds_what_the_merge_base_lets_go(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    cell, one = data["cells"][0], data["cells"][0]["draws"][0]["outputs"][0]
+    one["base"]["rms"] = one["head"]["rms"] = 1.9e-7  # a little worse than before, once again
+    assert failures(analysis, data) == []
+    frozen = {"measured": "2026-11-30", "commit": "0" * 40, "machine": "cpu"}
+    lane = Measured(**frozen, cells={cell["cell"]: {"y": 8e-8}})
+    anchors = Anchors(schema="fla-bot/anchor@1", op="l2norm", lanes={"interpret:cpu": lane})
+    (said,) = failures(analysis, data, anchors)
+    assert said.startswith("anchor: y error 1.9e-07, limit 1.59e-07 by")
+    other = anchors.model_copy(update={"lanes": {"correctness:sm90": lane}})
+    assert failures(analysis, data, other) == []
 
 
 @pytest.mark.parametrize(
@@ -99,13 +308,15 @@ def test_one_bad_figure_fails_its_cell(
 )
 def test_a_cell_that_did_not_run_fails(analysis: Analysis, outcome: str) -> None:
     data = evidence(analysis)
-    data["cells"][0] |= {"head": outcome, "outputs": []}
-    assert verdicts(analysis, data)[Verdict.FAIL] == 1
+    data["cells"][0] |= {"head": outcome, "draws": [], "failed_seed": 77}
+    (said,) = failures(analysis, data)
+    assert said.startswith(f"{outcome}: ")
+    assert said.endswith("--seed 77")
 
 
 def test_missing_figures_and_missing_cells_fail(analysis: Analysis) -> None:
     data = evidence(analysis)
-    data["cells"][0]["outputs"] = []
+    data["cells"][0]["draws"][1]["outputs"] = []
     del data["cells"][1]
     assert verdicts(analysis, data)[Verdict.FAIL] == 2
 
@@ -114,11 +325,11 @@ def test_missing_figures_and_missing_cells_fail(analysis: Analysis) -> None:
 def test_evidence_for_something_else_is_lost(analysis: Analysis, key: str) -> None:
     good = evidence(analysis)
     other = "0" * 40 if key in ("head", "merge_base", "trusted") else "other"
-    found = Evidence.model_validate_json(json.dumps({**good, key: other}))
-    rows = judge(
+    found = parsed({**good, key: other})
+    judged = judge(
         analysis.plan, analysis.books.policy, analysis.books.contracts, {good["job"]: found}
     )
-    assert {row.verdict for row in rows if row.lane == "interpret:cpu"} == {Verdict.LOST}
+    assert {row.verdict for row in judged if row.lane == "interpret:cpu"} == {Verdict.LOST}
 
 
 def test_incomplete_doubled_and_foreign_cells_never_pass(analysis: Analysis) -> None:
@@ -128,6 +339,35 @@ def test_incomplete_doubled_and_foreign_cells_never_pass(analysis: Analysis) -> 
     assert verdicts(analysis, {**data, "cells": [*cells, cells[0]]}) == {Verdict.LOST: 1}
     stranger = {**cells[0], "cell": "l2norm[x=y]"}
     assert verdicts(analysis, {**data, "cells": [*cells, stranger]}) == {Verdict.LOST: 1}
+
+
+def test_run_measures_again_what_is_of_another_job(analysis: Analysis, tmp_path: Path) -> None:
+    (job,) = [job for job in analysis.plan.jobs if job.lane == "interpret:cpu"]
+    path = tmp_path / f"{job.id}.json"
+    for change, kept in (({}, True), ({"job": "other"}, False), ({"lane": "configs:cpu"}, False)):
+        path.write_text(json.dumps(evidence(analysis, **change)))
+        assert _is_complete(tmp_path, analysis.plan, job) is kept
+
+
+def test_job_that_stopped_after_its_last_cell_is_not_green(analysis: Analysis) -> None:
+    """Kernels and backends are asked about after all cells; who hangs there must not get away."""
+    data = evidence(analysis, complete=False, note="the lane's time was over", kernels=[])
+    (lost,) = [row for row in rows(analysis, data) if row.verdict is Verdict.LOST]
+    assert lost.reason == "the job stopped before its end: the lane's time was over"
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "worker-died", "protocol"])
+def test_merge_base_that_was_stopped_proves_nothing(analysis: Analysis, outcome: str) -> None:
+    """Head could starve it, to be held to the larger errors of PyTorch."""
+    data = evidence(analysis)
+    cell = data["cells"][0]
+    cell |= {"base": "raised", "base_form": "reference"}
+    assert verdicts(analysis, data) == {Verdict.PASS: len(data["cells"])}
+    cell["base"] = outcome
+    (said,) = [row for row in rows(analysis, data) if row.verdict is not Verdict.PASS]
+    assert (said.cell, said.verdict) == (cell["cell"], Verdict.NOT_PROVEN)
+    cell["base_form"] = "kernel"
+    assert verdicts(analysis, data) == {Verdict.LOST: 1}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +404,7 @@ def test_symlinked_and_huge_evidence_is_not_read(tmp_path: Path) -> None:
 
 
 def test_write_is_whole_or_nothing(analysis: Analysis, tmp_path: Path) -> None:
-    found = Evidence.model_validate_json(json.dumps(evidence(analysis)))
+    found = parsed(evidence(analysis))
     folder = tmp_path / "evidence"
     assert evidence_file.read(folder, evidence_file.write(folder, found).stem) == found
     assert [path.suffix for path in folder.iterdir()] == [".json"]

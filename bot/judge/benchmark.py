@@ -1,0 +1,304 @@
+"""Speed: intervals over restarts against the margins, exact counts, audits of timed calls."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from bot.cells import call, complete
+from bot.contract import Benchmark, Contract, EntryPoint
+from bot.evidence import Evidence, Restart, RowEvidence
+from bot.judge.verdicts import Finding
+from bot.model import Job, Outcome, Verdict
+from bot.policy import Margins, Policy
+from bot.statistics import Interval, interval, log_ratio
+
+__all__ = ["Speed", "judge", "speed"]
+
+LEVEL = 0.95
+FEWEST_RESTARTS = 3
+MOST_DROPPED = 0.2
+# Below this share of what the machine's ceilings allow, the work was not done.
+FLOOR_SHARE = 0.9
+# Slots that fit into caches may be read faster than memory allows.
+CACHED_BYTES = 256e6
+# How much slower the merge base may be beside an idle head than alone.
+INTERFERENCE = 0.05
+# Share of a block that head may take longer than the merge base to hand over results.
+DEFERRED = 0.05
+# Eager time is the host's: only what is far outside its noise counts.
+EAGER_MARGIN = 0.10
+GROWTH = 0.05
+TIMER_GAP = 0.01
+VECTOR_LIMIT = 0.5  # of a vector of a result, by which an honest arm never differs
+COUNTS = ("launches", "syncs", "allocations")
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Times of both arms, milliseconds a call, and the interval of log head/base."""
+
+    base_ms: float
+    head_ms: float
+    ratio: Interval
+
+    @property
+    def word(self) -> str:
+        """What the interval says of head."""
+        if self.ratio.mean + self.ratio.half < 0:
+            return "faster"
+        return "slower" if self.ratio.mean - self.ratio.half > 0 else "same within noise"
+
+    def __str__(self) -> str:
+        mean, half = self.ratio.mean, self.ratio.half
+        low, high = (100 * math.expm1(mean + sign * half) for sign in (-1, 1))
+        times = f"{_ms(self.base_ms)} -> {_ms(self.head_ms)} ms"
+        return f"{times}, {100 * math.expm1(mean):+.1f}% [{low:+.1f}, {high:+.1f}], {self.word}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value >= 1 else f"{value:.3f}" if value >= 0.01 else f"{value:.2g}"
+
+
+def speed(row: RowEvidence) -> Speed | None:
+    """The comparison of a row, None where no restart is complete.
+
+    A restart is one measurement: processes, memory and graphs are its own, its blocks are not
+    independent.
+    """
+    whole = [restart for restart in row.restarts if _is_whole(restart)]
+    if not whole:
+        return None
+    ratios = [log_ratio(restart.base, restart.head) for restart in whole]
+    times = [median(t for r in whole for t in getattr(r, arm)) for arm in ("base", "head")]
+    return Speed(times[0], times[1], interval(ratios, LEVEL))
+
+
+def _is_whole(restart: Restart) -> bool:
+    times = (restart.base, restart.head)
+    return len(times[0]) == len(times[1]) >= 2 and all(t > 0 for arm in times for t in arm)
+
+
+def judge(
+    job: Job, policy: Policy, contract: Contract | None, evidence: Evidence
+) -> Iterator[Finding]:
+    """A verdict for each row of the job."""
+    assert contract is not None  # a plan has such jobs for ops with a contract only
+    measured = {row.row: row for row in evidence.rows}
+    if len(measured) != len(evidence.rows) or set(measured) - set(job.cells):
+        yield ("", Verdict.LOST, "evidence names a row twice, or one not in the plan")
+        return
+    for name in job.cells:
+        entry, _, row = name.partition("/")
+        point, found = contract.entry_points[entry], measured.get(name)
+        if found is None:
+            lost = f"the job stopped before this row: {evidence.note or 'no reason given'}"
+            reason = "missing-row: the job did not report this row" if evidence.complete else lost
+            yield (name, Verdict.FAIL if evidence.complete else Verdict.LOST, reason)
+            continue
+        spec = point.benchmarks[row]
+        on_cpu = policy.lanes[job.lane].device == "cpu"
+        ceilings = evidence.environment.before
+        case = _Case(
+            spec, found, policy.margins, ceilings, on_cpu=on_cpu, is_complete=evidence.complete
+        )
+        due = _due(contract, entry, spec, point)
+        yield (name, *case.verdict(due))
+
+
+def _due(
+    contract: Contract, entry: str, spec: Benchmark, point: EntryPoint
+) -> dict[str, tuple[float, float]]:
+    """What an audit must hold: by result, the limits over all of it and over a vector."""
+    cell = complete(contract, entry, spec.axes)
+    if cell is None:
+        return {}
+    planned = call(contract, cell, 0, spec.set)
+    budgets = {output.name: output.budget for output in point.outputs}
+    budgets |= {f"d{name}": gradient.budget for name, gradient in point.gradients.items()}
+    caps = {name: {str(k): v for k, v in budget.items()} for name, budget in budgets.items()}
+    return {
+        result.name: (2 * caps[result.name].get(planned.dtype, 0.0), VECTOR_LIMIT)
+        for result in planned.results
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One row and what it is held to."""
+
+    spec: Benchmark
+    row: RowEvidence
+    margins: Margins
+    ceilings: Mapping[str, float]
+    on_cpu: bool
+    is_complete: bool
+
+    @property
+    def gates(self) -> bool:
+        """Whether time and costs decide; a wrong result always does."""
+        return self.spec.margin != "shown" and not self.on_cpu
+
+    def verdict(self, due: Mapping[str, tuple[float, float]]) -> tuple[Verdict, str]:
+        """The first thing that decides."""
+        if self.row.fault:
+            return self._fault()
+        wrong = self._audit(due)
+        if wrong:
+            return Verdict.FAIL, wrong
+        found = speed(self.row)
+        whole = sum(map(_is_whole, self.row.restarts))
+        dropped = sum(restart.dropped for restart in self.row.restarts)
+        kept = sum(len(restart.head) for restart in self.row.restarts)
+        if any(t <= 0 for restart in self.row.restarts for t in restart.head):
+            return Verdict.FAIL, "impossible: a block of head took no time at all"
+        if dropped > MOST_DROPPED * (dropped + kept):
+            reason = f"the machine changed its clocks in {dropped} of {dropped + kept} blocks"
+            return Verdict.NOT_PROVEN, reason
+        if found is None or whole < FEWEST_RESTARTS:
+            return Verdict.LOST, f"{whole} complete restarts, {FEWEST_RESTARTS} are needed"
+        fault = self._impossible(found) or self._interference() or self._deferred(found)
+        if fault:
+            return Verdict.FAIL, f"{fault} ({found})"
+        # Costs are told last; a job that was stopped has none.
+        fault = self._costs() if self.is_complete or self.row.head else None
+        if fault:
+            return Verdict.FAIL, f"{fault} ({found})"
+        verdict, said = self._speed(found)
+        if not self.is_complete and verdict is not Verdict.FAIL:
+            return Verdict.LOST, f"the job stopped before its end: {said}"
+        return verdict, "; ".join([said, *self._notes(found)])
+
+    def _fault(self) -> tuple[Verdict, str]:
+        arm, _, outcome = self.row.fault.partition(": ")
+        if arm == "head":
+            return Verdict.FAIL, f"{outcome}: head cannot run this row ({self.row.fault})"
+        # Other reasons are the arms' own words and begin with the arm.
+        told = self.row.why.startswith("the merge base") and self.row.why.endswith("head can")
+        if told and outcome == Outcome.RAISED:
+            return Verdict.PASS, "new: the merge base cannot run this row, nothing to compare with"
+        return Verdict.NOT_COMPARABLE, f"the merge base could not be measured ({self.row.fault})"
+
+    def _audit(self, due: Mapping[str, tuple[float, float]]) -> str | None:
+        """Why timed calls are not believed: limits are taken from the contract again."""
+        seen = set()
+        for audit in self.row.audits:
+            name, _, vector = audit.output.partition(".")
+            if name not in due:
+                return f"audit: `{name}` is no result of this row"
+            limit = due[name][bool(vector)]
+            seen.add((audit.restart, name, bool(vector)))
+            if audit.error > limit:
+                what = "a vector of " if vector else ""
+                return (
+                    f"audit: {what}{name} of a timed call (restart {audit.restart}, slot "
+                    f"{audit.slot}) differs from the merge base's by {audit.error:.2g} of its "
+                    f"size, limit {limit:.2g}"
+                )
+        wanted = {
+            (number, name, vector)
+            for number, restart in enumerate(self.row.restarts)
+            if restart.head
+            for name in due
+            for vector in (False, True)
+        }
+        # Restarts in which the row was not measured leave gaps in the numbers, so count.
+        short = len(seen) < len(wanted) or not due
+        return "audit: results of timed calls were not looked at" if short else None
+
+    def _floor_ms(self) -> float:
+        """What the machine's ceilings ask for at least."""
+        rate, peak = (self.ceilings.get(key, 0.0) for key in ("bytes_per_s", "flops_per_s"))
+        cached = self.row.bytes * self.row.calls < CACHED_BYTES
+        moved = self.row.bytes / rate if rate and not cached else 0.0
+        return 1e3 * max(moved, self.row.flops / peak if peak else 0.0)
+
+    def _impossible(self, found: Speed) -> str | None:
+        floor = FLOOR_SHARE * self._floor_ms()
+        # A floor that the merge base breaks too is the contract's mistake.
+        if found.head_ms >= floor or found.base_ms < floor:
+            return None
+        return f"impossible: {found.head_ms:.3g} ms, the contract's work takes {floor:.3g}"
+
+    def _interference(self) -> str | None:
+        alone = [t for restart in self.row.restarts for t in restart.alone]
+        if not alone or not self.gates or self.row.mode != "graph":
+            return None
+        beside = median(t for restart in self.row.restarts for t in restart.base)
+        if beside <= (1 + INTERFERENCE) * median(alone):
+            return None
+        times = beside / median(alone)
+        return f"interference: beside head the merge base takes {times:.2f}x as long as alone"
+
+    def _late_ms(self) -> float:
+        """How much longer head takes to hand over results, in the restart where it is least."""
+        late = [r.audit_ms for r in self.row.restarts if {"base", "head"} <= set(r.audit_ms)]
+        return min((a["head"] - a["base"] for a in late), default=0.0)
+
+    def _deferred(self, found: Speed) -> str | None:
+        """Work that is done after the clock has stopped shows when results are asked for."""
+        late, block = self._late_ms(), found.base_ms * self.row.calls * self.row.launches
+        if not self.gates or late <= max(found.base_ms / 2, DEFERRED * block):
+            return None
+        return f"deferred: head takes {late:.3g} ms longer to hand over results"
+
+    def _costs(self) -> str | None:
+        """Exact counts, self-reported by each arm's process."""
+        base, head = self.row.base, self.row.head
+        if not self.gates:
+            return None
+        if self.row.mode == "eager" and self.row.why.startswith("head"):
+            return f"capture: head can no longer be captured in a graph ({self.row.why})"
+        if base is None or head is None:
+            return "costs: launches and memory were not reported"
+        for name in COUNTS:
+            ours, theirs = getattr(head, name), getattr(base, name)
+            if ours > theirs:
+                return f"{name}: {ours}, merge base {theirs}"
+        if head.peak_bytes > (1 + GROWTH) * base.peak_bytes:
+            return f"peak-memory: {_mib(head.peak_bytes)}, merge base {_mib(base.peak_bytes)}"
+        return None
+
+    def _speed(self, found: Speed) -> tuple[Verdict, str]:
+        mean, half = found.ratio.mean, found.ratio.half
+        if not self.gates:
+            return Verdict.PASS, f"{found}; shown, does not gate"
+        if self.row.mode == "eager":
+            if mean - half > math.log1p(EAGER_MARGIN):
+                return Verdict.FAIL, f"slower: {found}; eager, margin {EAGER_MARGIN:.0%}"
+            return Verdict.PASS, f"{found}; eager, shown ({self.row.why})"
+        share = self.margins.chunked
+        if self.spec.margin == "memory_bound":
+            share = self.margins.memory_bound
+        edge = math.log1p(share)
+        if mean + half < edge:
+            return Verdict.PASS, str(found)
+        if mean - half > 0 and mean >= edge:
+            return Verdict.FAIL, f"slower: {found}; margin {share:.1%}"
+        return Verdict.NOT_PROVEN, f"{found}; neither within the margin of {share:.1%} nor beyond"
+
+    def _notes(self, found: Speed) -> Iterator[str]:
+        """What a reader should see and nothing depends on."""
+        inner = [r.inner for r in self.row.restarts if {"base", "head"} <= set(r.inner)]
+        if inner:
+            own = fmean(math.log(i["head"] / i["base"]) for i in inner if i["base"] and i["head"])
+            if abs(own - found.ratio.mean) > TIMER_GAP + found.ratio.half:
+                yield f"timer-mismatch: by its own events {100 * math.expm1(own):+.1f}%"
+        if self._late_ms() > found.base_ms / 2:
+            yield "deferred: head takes longer to hand over its results"
+        base, head = self.row.base, self.row.head
+        if base is not None and head is not None:
+            if base.launches != head.launches:
+                yield f"launches {base.launches} -> {head.launches}"
+            if head.first_call_s > (1 + GROWTH) * base.first_call_s + 1:
+                yield f"first call {base.first_call_s:.1f} -> {head.first_call_s:.1f} s"
+            if abs(head.peak_bytes - base.peak_bytes) > GROWTH * base.peak_bytes:
+                yield f"peak memory {_mib(base.peak_bytes)} -> {_mib(head.peak_bytes)}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"
