@@ -8,10 +8,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from bot.anchors import Anchors
 from bot.contract import Contract
 from bot.document import Strict
 
-__all__ = ["Edit", "edits"]
+__all__ = ["Edit", "anchor_edits", "edits"]
 
 Kind = Literal["adds", "tighter", "weaker"]
 Path = tuple[str, ...]
@@ -40,9 +41,18 @@ _TIGHTER: tuple[tuple[Path, Callable[[Any, Any], bool]], ...] = (
     (("entry_points", "*", "outputs", "*", "budget", "*"), lambda a, b: b < a),
     (("entry_points", "*", "gradients", "*", "budget", "*"), lambda a, b: b < a),
     (("bounds", "*"), lambda a, b: b > a),
-    (("entry_points", "*", "properties", "*"), _higher),
-    (("entry_points", "*", "properties", "*", "*"), _higher),
+    (("entry_points", "*", "properties", "repeat"), _higher),
+    (("entry_points", "*", "properties", "repeat", "*"), _higher),
+    (("entry_points", "*", "properties", "*", "exactness"), _higher),
+    (("entry_points", "*", "properties", "*", "exactness", "*"), _higher),
     (("status",), _higher),
+)
+_PROPERTY_SETS: tuple[Path, ...] = (
+    ("causal", "within"),
+    ("linear", "inputs"),
+    ("linear", "outputs"),
+    ("permutation", "axes"),
+    ("split", "carry"),
 )
 # What a contract may gain without anybody's word: more promises, more places that prove them.
 _ADDITIONS: tuple[Path, ...] = (
@@ -51,6 +61,11 @@ _ADDITIONS: tuple[Path, ...] = (
     ("entry_points", "*", "listed", "*"),
     ("entry_points", "*", "lanes", "*"),
     ("entry_points", "*", "properties", "*"),
+    # More that may change, more that must follow.
+    *(("entry_points", "*", "properties", *part, "*") for part in _PROPERTY_SETS),
+    ("entry_points", "*", "properties", "split", "packed"),
+    ("entry_points", "*", "dispatch", "kernels", "*"),
+    ("entry_points", "*", "dispatch", "backends", "*", "kernels", "*"),
     ("entry_points", "*", "variables", "*"),
     ("entry_points", "*", "benchmarks", "*"),
     ("entry_points", "*", "dispatch", "backends", "*"),
@@ -58,7 +73,10 @@ _ADDITIONS: tuple[Path, ...] = (
     ("sources", "*"),
     ("tests", "*"),
 )
-_SETS = ("sources", "tests", "listed", "lanes", "constraints", "accepts", "rejects", "owners")
+_SETS = (
+    *("sources", "tests", "listed", "lanes", "constraints", "accepts", "rejects", "owners"),
+    *("kernels", "within", "inputs", "outputs", "axes"),
+)
 # A restriction that goes is a promise more.
 _RESTRICTIONS: tuple[Path, ...] = (("entry_points", "*", "constraints", "*"),)
 # Lists whose order means something: the order of return, and what is computed from what.
@@ -82,14 +100,42 @@ def edits(trusted: Contract, proposed: Contract) -> list[Edit]:
     return found
 
 
+def anchor_edits(trusted: Anchors | None, proposed: Anchors | None) -> list[Edit]:
+    """What becomes of anchors: raised or removed ones are weaker. Provenance has no direction."""
+    before, after = ({} if side is None else _flat(side) for side in (trusted, proposed))
+    found = []
+    for place in dict.fromkeys([*before, *after]):
+        old, new = before.get(place), after.get(place)
+        if old == new:
+            continue
+        kind: Kind = "adds" if old is None else "weaker"
+        if old is not None and new is not None and new < old:
+            kind = "tighter"
+        sides = ["" if side is None else f"{side:.3g}" for side in (old, new)]
+        found.append(Edit(place=place, kind=kind, before=sides[0], after=sides[1]))
+    return found
+
+
+def _flat(anchors: Anchors) -> dict[str, float]:
+    return {
+        f"anchors.{lane}.{cell}.{name}": value
+        for lane, measured in anchors.lanes.items()
+        for cell, outputs in measured.cells.items()
+        for name, value in outputs.items()
+    }
+
+
 def _keyed(value: Any, name: str = "") -> Any:
     """Sets that are written as lists become mappings: an inserted item is one addition.
 
     All other lists (`dims`) are values: their order and their length mean something.
     """
     if isinstance(value, dict):
-        return {key: _keyed(item, key) for key, item in value.items()}
-    if name == "outputs":
+        # A property that is left out is written as null.
+        optional = name in ("properties", "split")
+        kept = (pair for pair in value.items() if not optional or pair[1] is not None)
+        return {key: _keyed(item, key) for key, item in kept}
+    if name == "outputs" and any(isinstance(item, dict) for item in value):
         return {item["name"]: _keyed(item) for item in value}
     return {str(item): item for item in value} if name in _SETS else value
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from bot.contract import DTYPES, FAMILIES, WORDS, Arg, Contract, EntryPoint, Output, Plain
+from bot.contract import DTYPES, FAMILIES, WORDS, Arg, Contract, Dtype, EntryPoint, Output, Plain
 from bot.errors import UserError
 from bot.expression import ExpressionError, expression
 from bot.model import Cell
@@ -22,10 +22,13 @@ __all__ = [
     "TensorView",
     "axis_values",
     "call",
+    "cell_variables",
     "cells",
     "check_cells",
+    "complete",
     "fits_lane",
     "layout",
+    "public_seed",
     "remember",
     "row_major",
 ]  # fmt: skip
@@ -62,7 +65,8 @@ class Result:
     """An output, a written argument or a gradient that a call must give.
 
     `tile` has one step per axis, 0 for whole. `present` is false where None is due, or where the
-    argument `alias` is returned itself.
+    argument `alias` is returned itself. `budget`: the contract's cap on the relative rms error,
+    None where it has none for the cell's dtype.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Result:
     tile: tuple[int, ...]
     present: bool = True
     alias: str = ""
+    budget: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,13 @@ def _cells(point: EntryPoint, name: str) -> tuple[Cell, ...]:
     return tuple(cell for cell in unique.values() if _allowed(point, dict(cell.values)))
 
 
+def complete(contract: Contract, entry_point: str, partial: Mapping[str, str]) -> Cell | None:
+    """The cell that a partial one stands for, defaults elsewhere; None if it is not allowed."""
+    point = contract.entry_points[entry_point]
+    row = _listed(point, partial)
+    return Cell(entry_point, tuple(row.items())) if _allowed(point, row) else None
+
+
 def _listed(point: EntryPoint, row: Mapping[str, str]) -> dict[str, str]:
     return {axis: row.get(axis, next(iter(spec.values))) for axis, spec in point.axes.items()}
 
@@ -215,20 +227,27 @@ def call(contract: Contract, cell: Cell, seed: int, overrides: Settings | None =
     """
     point = contract.entry_points[cell.entry_point]
     try:
-        variables = _variables(point, cell, overrides or {})
-        return _build(point, cell, variables, seed)
+        return _build(point, cell, cell_variables(point, cell, overrides), seed)
     except ExpressionError as error:
         raise UserError(f"contract {contract.op}, cell {cell.id}: {error}") from error
 
 
-def _variables(point: EntryPoint, cell: Cell, overrides: Settings) -> dict[str, Any]:
-    variables: dict[str, Any] = {**WORDS, **point.variables}
+def public_seed(plan: str, cell: str) -> int:
+    """The seed of the draw of a cell that anybody can repeat: it follows from the plan's hash."""
+    return int.from_bytes(hashlib.sha256(f"{plan}:{cell}".encode()).digest()[:7], "big")
+
+
+def cell_variables(
+    point: EntryPoint, cell: Cell, overrides: Settings | None = None
+) -> dict[str, Any]:
+    """What the letters and words of a contract stand for in a cell."""
+    known: dict[str, Any] = {**WORDS, **point.variables}
     for axis, value in cell.values:
-        variables |= point.axes[axis].values[value].set
-    variables |= overrides
+        known |= point.axes[axis].values[value].set
+    known |= overrides or {}
     for name, text in point.derived.items():
-        variables[name] = expression(text)(variables)
-    return variables
+        known[name] = expression(text)(known)
+    return known
 
 
 def _build(point: EntryPoint, cell: Cell, variables: dict[str, Any], seed: int) -> Call:
@@ -256,7 +275,11 @@ def _build(point: EntryPoint, cell: Cell, variables: dict[str, Any], seed: int) 
         plain=plain,
         outputs=tuple(result for result in results if result.name in returned),
         written=tuple(r for r in results if r.name in written and plain.get(r.name, r) is r),
-        gradients=tuple(_gradient(point, tensor) for tensor in tensors if tensor.requires_grad),
+        gradients=tuple(
+            _gradient(point, tensor, variables["dtype"])
+            for tensor in tensors
+            if tensor.requires_grad
+        ),
         inference=bool(variables.get("inference", False)),
         seed=seed,
     )
@@ -272,6 +295,7 @@ def _result(output: Output, variables: Mapping[str, Any]) -> Result:
         tile=tuple(output.tile.get(letter, 0) for letter in output.dims),
         present=not alias and bool(expression(output.present)(variables)),
         alias=alias,
+        budget=output.budget.get(variables["dtype"]),
     )
 
 
@@ -332,11 +356,13 @@ def layout(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     raise ExpressionError(f"unknown layout `{name}` for {len(shape)} axes")
 
 
-def _gradient(point: EntryPoint, tensor: TensorArg) -> Result:
+def _gradient(point: EntryPoint, tensor: TensorArg, dtype: Dtype) -> Result:
     spec, dims = point.gradients[tensor.name], point.args[tensor.name].dims
     assert dims is not None
     tile = tuple(spec.tile.get(letter, 0) for letter in dims)
-    return Result(f"d{tensor.name}", tensor.shape, tensor.dtype, tile)
+    return Result(
+        f"d{tensor.name}", tensor.shape, tensor.dtype, tile, budget=spec.budget.get(dtype)
+    )
 
 
 def axis_values(

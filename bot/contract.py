@@ -19,8 +19,9 @@ from bot.globs import glob_fault
 from bot.model import digest
 
 __all__ = [
-    "Arg", "Axis", "AxisValue", "Benchmark", "Contract", "Dispatch", "EntryPoint", "Gradient",
-    "Output", "Property", "load",
+    "PROPERTIES", "Arg", "Axis", "AxisValue", "Benchmark", "Causal", "Contract", "Dispatch",
+    "Dtype", "EntryPoint", "Exactness", "Gradient", "Linear", "Output", "Packed", "Permutation",
+    "Properties", "Property", "Split", "load",
 ]  # fmt: skip
 
 DTYPES = ("fp64", "fp32", "fp16", "bf16", "int32", "int64", "bool")
@@ -47,7 +48,10 @@ Target = Annotated[
 Plain = bool | int | float | str | None
 Dtype = Literal["fp64", "fp32", "fp16", "bf16"]
 Exactness = Literal["exact", "within-budget", "n/a"]
+Held = Exactness | dict[Dtype, Exactness]
 Property = Literal["repeat", "causal", "linear", "permutation", "split"]
+# Those that take calls of their own; `repeat` is checked in every call.
+PROPERTIES: tuple[Property, ...] = ("causal", "linear", "permutation", "split")
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Tile = dict[Identifier, Annotated[int, Field(ge=1)]]
 # What a draft may leave open; an enforced contract has all of it.
@@ -114,6 +118,89 @@ class Axis(Strict):
     values: Annotated[dict[Word, AxisValue], Field(min_length=1)]
 
 
+class Causal(Strict):
+    """What comes from a token on does not change the outputs before it.
+
+    `axis`: the letter of time. `bounds`: the argument that holds the starts of packed sequences.
+    `step`: tokens a chunk, a number or an expression. `within`: arguments that may change in the
+    token's own chunk; from the next chunk on all change, to NaN too.
+    """
+
+    exactness: Held
+    axis: Identifier
+    step: Annotated[int, Field(ge=1)] | str = 1
+    within: Annotated[list[Identifier], Field(min_length=1)]
+    bounds: Identifier | None = None
+
+
+class Linear(Strict):
+    """Twice these inputs give twice these outputs.
+
+    Twice the cotangents give twice the gradients, whatever an op computes, so both are asked for in
+    one call: the gradient of one of `inputs` doubles, all others grow by four.
+    """
+
+    exactness: Held
+    inputs: Annotated[list[Identifier], Field(min_length=1)]
+    outputs: Annotated[list[Identifier], Field(min_length=1)]
+
+
+class Permutation(Strict):
+    """Permuting along axes of the inputs permutes the results.
+
+    Each list is permuted as one. The size of a letter is a multiple of that of the letter before
+    it: a step of that one owns a block of this one, and blocks stay whole (value heads of a head).
+    """
+
+    exactness: Held
+    axes: Annotated[list[Annotated[list[Identifier], Field(min_length=1)]], Field(min_length=1)]
+
+
+class Packed(Strict):
+    """How one packed sequence is called alone: `axis` counts sequences, `bounds` starts them."""
+
+    bounds: Identifier
+    axis: Identifier
+    set: dict[Identifier, Plain]
+
+
+class Split(Strict):
+    """A run equals two runs, cut at a chunk edge, where the first hands its state to the second.
+
+    `length`: the variable that gives `axis` its size. `carry`: output of the first part, argument
+    of the second. `first`, `rest`: variables of the parts. Packed sequences are run one by one.
+    """
+
+    exactness: Held
+    axis: Identifier
+    length: Identifier
+    step: Annotated[int, Field(ge=1)] | str = 1
+    carry: Annotated[dict[Identifier, Identifier], Field(min_length=1)]
+    first: dict[Identifier, Plain] = {}
+    rest: dict[Identifier, Plain] = {}
+    packed: Packed | None = None
+
+
+class Properties(Strict):
+    """Relations between calls that need no tolerance, or only the budget: what a machine tests.
+
+    How well each holds is one word, or one for each dtype. `repeat`: the same call, the same bits.
+    """
+
+    repeat: Held | None = None
+    causal: Causal | None = None
+    linear: Linear | None = None
+    permutation: Permutation | None = None
+    split: Split | None = None
+
+    def exactness(self, name: Property, dtype: str) -> Exactness:
+        """How well a property holds in a dtype; `n/a` where nothing is promised."""
+        spec = getattr(self, name)
+        held = spec if spec is None or name == "repeat" else spec.exactness
+        found: Exactness = held.get(dtype, "n/a") if isinstance(held, dict) else held or "n/a"
+        return found
+
+
 class Benchmark(Strict):
     """A timed call: axis values, then variables that override what they set.
 
@@ -140,14 +227,19 @@ class Backend(Strict):
 
     variable: str = ""
     priority: int = 0
-    kernels: list[str] = []
+    kernels: list[Identifier] = []
     verifier: Verifier = Verifier()
 
 
 class Dispatch(Strict):
-    """Which backends may serve the operation, and what happens if none does."""
+    """Which backends may serve the operation, and what happens if none does.
+
+    `kernels`: the kernels that do the work where no backend takes over. Each must be launched by
+    some cell and must matter to the results.
+    """
 
     operation: Dotted
+    kernels: list[Identifier] = []
     backends: dict[Identifier, Backend] = {}
     fallback: Literal["default", "error"] = "default"
 
@@ -178,7 +270,7 @@ class EntryPoint(Strict):
     axes: dict[Identifier, Axis] = {}
     constraints: list[str] = []
     listed: list[dict[Identifier, Word]] = []
-    properties: dict[Property, Exactness | dict[Dtype, Exactness]] = {}
+    properties: Properties = Properties()
     dispatch: Dispatch | None = None
     benchmarks: dict[Word, Benchmark] = {}
     lanes: list[str] = []
@@ -261,6 +353,9 @@ def _expressions(document: Document) -> Iterator[tuple[Place, Any, set[str]]]:
             yield (*at, "derived", variable), text, set(known)
             known.add(variable)
         yield from _value_expressions(point, at, known)
+        for key, spec in _mapping(point.get("properties")).items():
+            if "step" in _mapping(spec):
+                yield (*at, "properties", key, "step"), spec["step"], known
         args = set(_mapping(point.get("args")))
         for axis, values in _mapping(point.get("axes")).items():
             for value, spec in _mapping(_mapping(values).get("values")).items():
@@ -314,6 +409,7 @@ def _reference_faults(contract: Contract, document: Document) -> Iterator[Fault]
         yield from _result_faults(point, at, document)
         yield from _axis_faults(point, at, document)
         yield from _row_faults(point, at, document)
+        yield from _property_faults(point, (*at, "properties"), document)
         if point.compatibility:
             yield from _compatibility_faults(point.compatibility, at, document)
 
@@ -382,6 +478,64 @@ def _row_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fa
         for unknown in sorted(set(benchmark.set) - set(point.variables)):
             place = (*at, "benchmarks", name, "set", unknown)
             yield document.fault(place, f"`{unknown}` is not one of `variables`")
+
+
+def _property_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fault]:
+    """Names in the properties that point nowhere, and what could not be called."""
+    args = {arg for arg, spec in point.args.items() if spec.dims is not None}
+    outputs = {output.name for output in point.outputs}
+    for place, name, kind in _property_names(point.properties):
+        if name not in (args if kind == "tensor" else outputs):
+            yield document.fault((*at, *place), f"`{name}` is no {kind} of this entry point")
+    for place, letters in _property_letters(point.properties):
+        yield from _letters(point, document, (*at, *place), letters)
+    linear = point.properties.linear
+    if linear and point.gradients and outputs - set(linear.outputs):
+        missing = min(outputs - set(linear.outputs))
+        message = f"`{missing}` is not linear, and gradients then do not scale as they should"
+        yield document.fault((*at, "linear", "outputs"), message)
+    if split := point.properties.split:
+        settings: list[tuple[Place, Mapping[str, Plain]]] = [
+            (("first",), split.first),
+            (("rest",), split.rest),
+            (("length",), {split.length: None}),
+            (("packed", "set"), split.packed.set if split.packed else {}),
+        ]
+        for key, setting in settings:
+            for unknown in sorted(set(setting) - set(point.variables)):
+                place = (*at, "split", *key, unknown)
+                yield document.fault(place, f"`{unknown}` is not one of `variables`")
+
+
+def _property_names(spec: Properties) -> Iterator[tuple[Place, str, str]]:
+    """Arguments (`tensor`) and outputs that properties name, and where."""
+    if spec.causal:
+        for i, arg in enumerate(spec.causal.within):
+            yield ("causal", "within", i), arg, "tensor"
+        if spec.causal.bounds:
+            yield ("causal", "bounds"), spec.causal.bounds, "tensor"
+    if spec.linear:
+        for i, arg in enumerate(spec.linear.inputs):
+            yield ("linear", "inputs", i), arg, "tensor"
+        for i, output in enumerate(spec.linear.outputs):
+            yield ("linear", "outputs", i), output, "output"
+    if spec.split:
+        for output, arg in spec.split.carry.items():
+            yield ("split", "carry", output), output, "output"
+            yield ("split", "carry", output), arg, "tensor"
+        if spec.split.packed:
+            yield ("split", "packed", "bounds"), spec.split.packed.bounds, "tensor"
+
+
+def _property_letters(spec: Properties) -> Iterator[tuple[Place, list[str]]]:
+    if spec.causal:
+        yield ("causal", "axis"), [spec.causal.axis]
+    for i, group in enumerate(spec.permutation.axes if spec.permutation else ()):
+        yield ("permutation", "axes", i), group
+    if spec.split:
+        yield ("split", "axis"), [spec.split.axis]
+        if spec.split.packed:
+            yield ("split", "packed", "axis"), [spec.split.packed.axis]
 
 
 def _compatibility_faults(spec: Compatibility, at: Place, document: Document) -> Iterator[Fault]:

@@ -10,11 +10,14 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
     "Binding", "Call", "Function", "Imported", "Module", "Provided", "Sources", "Target", "calls",
-    "device_code", "dotted", "is_kernel", "last_part", "launched", "parse_module", "provided_names",
+    "device_code", "dotted", "is_kernel", "last_part", "launched", "most_configurations",
+    "parse_module", "provided_names",
 ]  # fmt: skip
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -327,6 +330,43 @@ class Sources:
             if isinstance(binding, Imported):
                 return ".".join(filter(None, [binding.meaning, rest]))
         return ""
+
+
+def most_configurations(tree: Path) -> int:
+    """The longest list of an autotuner's configurations under a folder, where it is written out."""
+    most = 0
+    for path in sorted(tree.rglob("*.py")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        try:
+            module = parse_module(path.name, path.read_bytes())
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue  # what cannot be parsed cannot be imported either
+        for node in ast.walk(module.tree):
+            for decorator in getattr(node, "decorator_list", ()):
+                if isinstance(decorator, ast.Call) and last_part(decorator).endswith("autotune"):
+                    named = [item.value for item in decorator.keywords if item.arg == "configs"]
+                    value = (*named, *decorator.args, None)[0]
+                    most = max(most, _length(module, value, _HOPS))
+    return most
+
+
+def _length(module: Module, value: ast.expr | None, hops: int) -> int:
+    """How many items an expression for a list has at least."""
+    if isinstance(value, ast.List | ast.Tuple):
+        starred = [item.value for item in value.elts if isinstance(item, ast.Starred)]
+        inner = sum(_length(module, item, hops) for item in starred)
+        return len(value.elts) - len(starred) + inner
+    if isinstance(value, ast.BinOp):
+        return sum(_length(module, side, hops) for side in (value.left, value.right))
+    if isinstance(value, ast.ListComp | ast.GeneratorExp):
+        if any(part.ifs for part in value.generators):
+            return 1
+        return prod(_length(module, part.iter, hops) for part in value.generators)
+    if isinstance(value, ast.Name) and hops:
+        bound = [b for b in module.bindings.get(value.id, ()) if isinstance(b, ast.expr)]
+        return max((_length(module, item, hops - 1) for item in bound), default=1)
+    return 1
 
 
 def provided_names(sources: Sources, target: Target) -> Provided:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from bot.cells import cells
 from bot.contract import Contract, EntryPoint
@@ -39,10 +39,24 @@ def _entry_point(contract: Contract, name: str, point: EntryPoint) -> Iterator[s
     results += [(f"d{arg}", gradient.budget) for arg, gradient in point.gradients.items()]
     for result, budget in results:
         yield f"budget {result}: " + ", ".join(f"{k} {v:g}" for k, v in budget.items())
+    yield from _checked(point)
     for row, spec_ in point.benchmarks.items():
         yield f"benchmark {row}: {spec_.margin}"
     if point.lanes:
         yield f"lanes: {', '.join(point.lanes)}"
+
+
+def _checked(point: EntryPoint) -> Iterator[str]:
+    """Properties and declared kernels."""
+    for key in type(point.properties).model_fields:
+        if held := getattr(point.properties, key):
+            yield f"property {key}: {_held(held if key == 'repeat' else held.exactness)}"
+    if point.dispatch and point.dispatch.kernels:
+        yield f"kernels: {', '.join(point.dispatch.kernels)}"
+
+
+def _held(spec: str | Mapping[str, str]) -> str:
+    return spec if isinstance(spec, str) else ", ".join(f"{k} {v}" for k, v in spec.items())
 
 
 def template(target: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bot.model import Outcome
 from bot.wire import GUARD_BYTES, POISON, TORCH_NAMES
+from bot.worker.launches import Watch
 
 __all__ = ["PoisonedAllocations", "Refused", "perform"]
 
@@ -68,27 +70,96 @@ class PoisonedAllocations(TorchDispatchMode):  # type: ignore[misc]  # torch is 
     def check(self) -> None:
         """Refuse if a guard band was written."""
         for block in self.blocks.values():
-            bands = torch.cat((block[:GUARD_BYTES], block[-GUARD_BYTES:]))
-            if not bool((bands == POISON).all()):
-                raise Refused(Outcome.GUARD, "memory next to an allocation was written")
+            _check_bands(block)
         self.blocks.clear()
 
 
 def perform(function: Callable[..., Any], order: dict[str, Any], memory: mmap.mmap) -> None:
     """Run the call as often as there are result slots, each time from the same inputs."""
-    for results in order["repeats"]:
-        inputs = {spec["name"]: _tensor(spec, memory, order) for spec in order["tensors"]}
-        cotangents = [_tensor(spec, memory, order) for spec in results["cotangents"]]
-        with torch.inference_mode(order["inference"]), PoisonedAllocations() as allocations:
-            values = _outputs(function(**inputs, **order["plain"]), results["outputs"], inputs)
-            gradients = _gradients(values, cotangents, inputs, results["gradients"])
-            _synchronize(order)
-            allocations.check()
-        written = [inputs[slot["name"]] for slot in results["written"]]
-        slots = [slot for group in _GROUPS for slot in results[group] if "offset" in slot]
-        for value, slot in zip((*values, *written, *gradients), slots, strict=True):
-            _slot(slot, memory).copy_(value.detach())
-        _return_inputs(inputs, order, memory)
+    watch = Watch(order)
+    try:
+        with watch:
+            for results in order["repeats"]:
+                _repeat(function, order, results, memory)
+    finally:
+        _report(watch.report(), order, memory)
+
+
+def _repeat(
+    function: Callable[..., Any], order: dict[str, Any], results: dict[str, Any], memory: mmap.mmap
+) -> None:
+    inputs = _inputs(order, memory)
+    cotangents = [_tensor(spec, memory, order) for spec in results["cotangents"]]
+    with torch.inference_mode(order["inference"]), PoisonedAllocations() as allocations:
+        values = _outputs(function(**inputs, **order["plain"]), results["outputs"], inputs)
+        gradients = _gradients(values, cotangents, inputs, results["gradients"])
+        _synchronize(order)
+        allocations.check()
+    written = [inputs[slot["name"]] for slot in results["written"]]
+    slots = [slot for group in _GROUPS for slot in results[group] if "offset" in slot]
+    for value, slot in zip((*values, *written, *gradients), slots, strict=True):
+        _slot(slot, memory).copy_(value.detach())
+    _return_inputs(order, memory)
+
+
+def _report(text: bytes, order: dict[str, Any], memory: mmap.mmap) -> None:
+    at = order["report"]["offset"]
+    memory[at : at + 4 + len(text)] = len(text).to_bytes(4, "big") + text
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An argument of the last call: the object, its memory, and the guard bands round that."""
+
+    form: dict[str, Any]
+    block: torch.Tensor
+    storage: torch.Tensor
+    tensor: torch.Tensor
+
+
+# A call whose arguments have the form of the last call's gets the same objects with other content,
+# as a training loop has it: what remembers results by identity or by address answers wrongly.
+_kept: dict[str, _Kept] = {}
+
+
+def _inputs(order: dict[str, Any], memory: mmap.mmap) -> dict[str, torch.Tensor]:
+    """The arguments with the content that the memory holds."""
+    for name in set(_kept) - {spec["name"] for spec in order["tensors"]}:
+        del _kept[name]
+    return {spec["name"]: _input(spec, memory, order).tensor for spec in order["tensors"]}
+
+
+def _input(spec: dict[str, Any], memory: mmap.mmap, order: dict[str, Any]) -> _Kept:
+    place = "cpu" if spec["host"] else order["device"]
+    form = {key: value for key, value in spec.items() if key != "offset"} | {"place": place}
+    flat = _flat(memory, spec["offset"], spec["storage"], DTYPES[spec["dtype"]])
+    kept = _kept.get(spec["name"])
+    if kept is not None and kept.form == form:
+        # What may be passed again as the same object stays the same only with the same content.
+        same = spec["constant"] and torch.equal(kept.storage.cpu(), flat)
+        if same or not spec["constant"]:
+            if not same:
+                kept.storage.copy_(flat)
+            return kept
+    block, storage = _guarded(flat, place)
+    tensor = storage.as_strided(spec["shape"], spec["strides"])
+    tensor = tensor.requires_grad_() if spec["requires_grad"] else tensor
+    _kept[spec["name"]] = _Kept(form, block, storage, tensor)
+    return _kept[spec["name"]]
+
+
+def _guarded(flat: torch.Tensor, place: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A block of memory, and a copy of the elements between its guard bands."""
+    size = flat.numel() * flat.element_size()
+    block = torch.full((size + 2 * GUARD_BYTES,), POISON, dtype=torch.uint8, device=place)
+    inner = block[GUARD_BYTES : GUARD_BYTES + size].view(flat.dtype)
+    return block, inner.copy_(flat)
+
+
+def _check_bands(block: torch.Tensor) -> None:
+    bands = torch.cat((block[:GUARD_BYTES], block[-GUARD_BYTES:]))
+    if not bool((bands == POISON).all()):
+        raise Refused(Outcome.GUARD, "memory next to a tensor was written")
 
 
 def _synchronize(order: dict[str, Any]) -> None:
@@ -106,13 +177,8 @@ def _flat(memory: mmap.mmap, offset: int, count: int, dtype: torch.dtype) -> tor
 
 
 def _tensor(spec: dict[str, Any], memory: mmap.mmap, order: dict[str, Any]) -> torch.Tensor:
-    dtype = DTYPES[spec["dtype"]]
-    place = "cpu" if spec.get("host") else order["device"]
-    storage = _flat(memory, spec["offset"], spec["storage"], dtype).to(place)
-    if spec.get("written"):
-        storage = storage.clone()  # every repeat starts from the same values
-    tensor = storage.as_strided(spec["shape"], spec["strides"])
-    return tensor.requires_grad_() if spec["requires_grad"] else tensor
+    flat = _flat(memory, spec["offset"], spec["storage"], DTYPES[spec["dtype"]])
+    return flat.to(order["device"]).as_strided(spec["shape"], spec["strides"])
 
 
 def _slot(spec: dict[str, Any], memory: mmap.mmap) -> torch.Tensor:
@@ -178,14 +244,11 @@ def _gradients(
     return list(gradients)
 
 
-def _return_inputs(
-    inputs: dict[str, torch.Tensor], order: dict[str, Any], memory: mmap.mmap
-) -> None:
-    """Copy device inputs back, so that a changed one shows; on the CPU they lie in the memory."""
-    if order["device"] == "cpu":
-        return
+def _return_inputs(order: dict[str, Any], memory: mmap.mmap) -> None:
+    """Copy the inputs back, so that a changed one shows."""
     for spec in order["tensors"]:
-        if spec["written"] or spec["host"]:
-            continue
-        flat = _flat(memory, spec["offset"], spec["storage"], DTYPES[spec["dtype"]])
-        flat.copy_(inputs[spec["name"]].detach().as_strided((spec["storage"],), (1,)))
+        kept = _kept[spec["name"]]
+        _check_bands(kept.block)
+        if not spec["written"]:
+            flat = _flat(memory, spec["offset"], spec["storage"], DTYPES[spec["dtype"]])
+            flat.copy_(kept.storage)

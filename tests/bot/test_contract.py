@@ -9,6 +9,7 @@ from bot.cells import check_cells
 from bot.contract import Contract, load
 from bot.errors import UserError
 from bot.policy import load as load_policy
+from bot.report.contract import describe
 
 
 def faults(text: bytes) -> list[tuple[int, int, str]]:
@@ -119,7 +120,7 @@ def test_policy_faults_have_places_too() -> None:
             "adds",
         ),
         ("    constraints:\n", '    constraints:\n      - width != "d3"\n', "weaker"),
-        (', "correctness:sm90"]', "]", "weaker"),
+        ('"interpret:cpu", ', "", "weaker"),
         ("naive_l2norm\n", "other_l2norm\n", "weaker"),
         ("tile: {B: 1, T: 16, H: 1}", "tile: {B: 1, T: 64, H: 1}", "weaker"),
         ("x: {dims: [B, T, H, D]", "x: {dims: [D, T, H, B]", "weaker"),
@@ -130,6 +131,18 @@ def test_policy_faults_have_places_too() -> None:
             "weaker",
         ),
         ('owners: ["@fla-bot/kernels"]', 'owners: ["@me"]', "weaker"),
+        ("      permutation: {exactness: exact, axes: [[B], [T], [H]]}\n", "", "weaker"),
+        ("exactness: exact", "exactness: within-budget", "weaker"),
+        ("exactness: exact", "exactness: {fp32: exact, fp16: n/a}", "weaker"),
+        ("[[B], [T], [H]]", "[[B], [H]]", "weaker"),
+        ("[[B], [T], [H]]", "[[B], [T], [H], [D]]", "adds"),
+        ("kernels: [l2norm_fwd_kernel, l2norm_bwd", "kernels: [l2norm_bwd", "weaker"),
+        ("kernels: [l2norm_fwd", "kernels: [l2norm_sum_kernel, l2norm_fwd", "adds"),
+        (
+            "      repeat: exact\n",
+            "      repeat: exact\n      linear: {exactness: exact, inputs: [x], outputs: [y]}\n",
+            "adds",
+        ),
     ],
 )
 def test_direction_of_an_edit(contract_text: bytes, old: str, new: str, kind: str) -> None:
@@ -138,6 +151,78 @@ def test_direction_of_an_edit(contract_text: bytes, old: str, new: str, kind: st
     kinds = {edit.kind for edit in edits(trusted, proposed)}
     assert kind in kinds
     assert kind == "weaker" or "weaker" not in kinds
+
+
+PROPERTIES = """\
+      causal: {exactness: {fp32: exact}, axis: T, step: 2, within: [x]}
+      linear: {exactness: exact, inputs: [x], outputs: [y]}
+      split: {exactness: exact, axis: T, length: T, step: 16, carry: {y: x}, first: {B: 2}}
+"""
+
+
+def with_properties(text: bytes) -> bytes:
+    return edited(text, ("      repeat: exact\n", f"      repeat: exact\n{PROPERTIES}"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("within: [x]", "within: [x, x]", ""),
+        ("exactness: {fp32: exact}", "exactness: {fp32: within-budget}", "weaker"),
+        ("exactness: {fp32: exact}", "exactness: {fp32: exact, fp16: exact}", "weaker"),
+        ("step: 2", "step: 4", "weaker"),
+        ("step: 16", "step: 32", "weaker"),
+        ("first: {B: 2}", "first: {}", "weaker"),
+    ],
+)
+def test_direction_of_an_edit_of_properties(
+    contract_text: bytes, old: str, new: str, kind: str
+) -> None:
+    text = with_properties(contract_text)
+    found = edits(load(text, "c.yaml"), load(edited(text, (old, new)), "c.yaml"))
+    assert {edit.kind for edit in found} == ({kind} if kind else set())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "needle", "words"),
+    [
+        ("within: [x]", "within: [z]", "z]", "`z` is no tensor of this entry point"),
+        ("within: [x]", "within: [eps]", "eps]", "`eps` is no tensor"),
+        ("outputs: [y]", "outputs: [x]", "outputs: [x]", "`x` is no output of this entry point"),
+        ("step: 2", "step: Q + 1", "step: Q", "unknown name `Q`"),
+        ("axis: T, step", "axis: Q, step", "axis: Q", "axis letter `Q`"),
+        ("[[B], [T]", "[[B, Q], [T]", "[B, Q]", "axis letter `Q`"),
+        ("length: T", "length: Q", "length: Q", "`Q` is not one of `variables`"),
+        ("first: {B: 2}", "first: {Q: 2}", "Q: 2", "`Q` is not one of `variables`"),
+        ("carry: {y: x}", "carry: {y: w}", "y: w", "`w` is no tensor"),
+        ("within: [x]", "inside: [x]", "inside", "unknown key `inside`"),
+        ("exactness: {fp32: exact}", "exactness: {fp32: nearly}", "fp32: nearly", "within-budget"),
+    ],
+)
+def test_faults_of_properties_have_their_place(
+    contract_text: bytes, old: str, new: str, needle: str, words: str
+) -> None:
+    broken = edited(with_properties(contract_text), (old, new))
+    found = faults(broken)
+    line, column = place(broken, needle)
+    said = [f for f in found if words in f[2]]
+    assert [f[0] for f in said] == [line] * len(said) != [], found
+    assert all(abs(f[1] - column) <= len(needle) for f in said), (found, column)
+
+
+def test_how_well_a_property_holds_is_by_dtype(contract_text: bytes) -> None:
+    point = load(with_properties(contract_text), "c.yaml").entry_points["l2norm"]
+    said = [point.properties.exactness("causal", dtype) for dtype in ("fp32", "fp16")]
+    assert said == ["exact", "n/a"]
+    assert point.properties.exactness("repeat", "bf16") == "exact"
+    assert point.properties.exactness("permutation", "bf16") == "exact"
+
+
+def test_show_lists_properties_and_kernels(contract_text: bytes) -> None:
+    text = describe(load(with_properties(contract_text), "c.yaml"))
+    assert "property causal: fp32 exact" in text
+    assert "property repeat: exact" in text
+    assert "kernels: l2norm_fwd_kernel, l2norm_bwd_kernel" in text
 
 
 def test_digest_of_an_edit_covers_all_of_it(contract_text: bytes) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,34 @@ def test_the_function_has_the_signature_that_the_contract_states(point: str) -> 
     assert all(kinds[a.arg] is inspect.Parameter.KEYWORD_ONLY for a in stated.kwonlyargs)
     actual = {p.name: p.default for p in found if p.default is not inspect.Parameter.empty}
     assert actual == {name: ast.literal_eval(value) for name, value in defaults.items()}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_every_property_is_shown_by_several_cells(point: str) -> None:
+    pytest.importorskip("torch")
+    from bot.device.properties import Rotation, applicable
+
+    rotation, shown = Rotation(), Counter[str]()
+    for cell in cells(CONTRACT, point):
+        shown.update(rotation.next(point, applicable(CONTRACT, cell)))
+    assert set(shown) == {"causal", "linear", "permutation", "split"}
+    assert min(shown.values()) >= (2 if point.endswith("_fwd") else 5), shown
+
+
+@pytest.mark.parametrize("point", ["chunk_kda", "fused_recurrent_kda"])
+def test_a_cell_stagnates_where_the_state_has_few_digits(point: str) -> None:
+    wanted = {"decay": "zero", "values": "beta_tiny", "states": "both"}
+    found = [cell for cell in cells(CONTRACT, point) if wanted.items() <= dict(cell.values).items()]
+    assert {dict(cell.values)["dtype"] for cell in found} >= {"fp32", "bf16"}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_declared_kernels_are_kernels_of_the_sources(point: str) -> None:
+    dispatch = CONTRACT.entry_points[point].dispatch
+    assert dispatch is not None
+    text = "".join(path.read_text() for path in (ROOT / "fla/ops/kda").glob("*.py"))
+    assert dispatch.kernels
+    assert all(f"def {kernel}(" in text for kernel in dispatch.kernels)
 
 
 @pytest.mark.parametrize("point", POINTS)

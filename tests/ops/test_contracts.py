@@ -18,7 +18,7 @@ from bot.cells import call, cells
 from bot.contract import Contract, load
 from bot.device.arm import Arena
 from bot.device.figures import compare
-from bot.device.trial import Trial
+from bot.device.trial import REPEATS, Trial
 from bot.model import Cell, Outcome
 from bot.tree import load as load_function
 from bot.wire import ROUNDING
@@ -77,7 +77,7 @@ def test_cell(
             pytest.fail(f"{refused.outcome}: {refused}")
         return Outcome.RAN
 
-    outcome, found = trial.run(run)
+    outcome, found = trial.run(run, REPEATS)
     assert outcome is Outcome.RAN
     budgets = {output.name: output.budget for output in point.outputs}
     budgets |= {f"d{name}": gradient.budget for name, gradient in point.gradients.items()}
