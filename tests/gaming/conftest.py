@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
 
 import pytest
 
@@ -13,7 +15,12 @@ from bot.run import run_plan
 from tests.conftest import ROOT, Workbench
 
 KERNEL = "fla/modules/l2norm.py"
-Run = Callable[[str], Report]
+
+
+class Run(Protocol):
+    """Append code to the kernel file, and text to others; run the lane; return the report."""
+
+    def __call__(self, code: str, files: Mapping[str, str] = ...) -> Report: ...
 
 
 @pytest.fixture
@@ -24,15 +31,22 @@ def run(kernels: Workbench) -> Run:
     dropped = ("          fp16:", "          bf16:", "          d60:", "          d100:")
     dropped += ("          d512:", "          tiny:", "          large:", "          zeros:")
     dropped += ("          one:", "          transposed:", '      - layout != "transposed"')
+    # What is appended here is PyTorch; declared kernels have tests of their own.
+    dropped += ("    dispatch:",)
     short = "".join(line for line in lines if not line.startswith(dropped))
     short = short.replace("    constraints:\n", "")
+    before, _, rest = short.partition("    benchmarks:\n")  # its rows name what was dropped
+    short = before + rest[rest.index("    lanes:") :] if rest else short
     policy = (kernels.path / "contracts/policy.yaml").read_text()
     quick = policy.replace("call_timeout_s: 60", "call_timeout_s: 5")
     kernels.commit({"contracts/l2norm.yaml": short, "contracts/policy.yaml": quick})
     text = (ROOT / KERNEL).read_text()
 
-    def hostile(code: str) -> Report:
-        kernels.commit({KERNEL: f"{text}\n\n{code}\n"}, branch="hostile")
+    def hostile(code: str, files: Mapping[str, str] = MappingProxyType({})) -> Report:
+        paths = {name: kernels.path / name for name in files}
+        old = {name: path.read_text() if path.exists() else "" for name, path in paths.items()}
+        changed = {name: old[name] + new for name, new in files.items()}
+        kernels.commit({KERNEL: f"{text}\n\n{code}\n"} | changed, branch="hostile")
         with Repository(kernels.path) as repository:
             request = Request("main", "hostile")
             analysis = analyse(repository, request)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import pytest
 
 from bot.cli import main
@@ -151,24 +148,6 @@ def test_hostile_change_is_red_for_the_right_reason(name: str, run: Run) -> None
     failed = [row for row in report.rows if row.verdict is Verdict.FAIL]
     assert reason in {row.reason.split(":")[0] for row in failed}
     assert all(row.because.startswith("fla/modules/l2norm.py:") for row in failed)
-
-
-def test_process_that_left_its_group_is_ended(run: Run, tmp_path: Path) -> None:
-    sign = tmp_path / "alive"
-    daemon = (
-        "import os, time\n"
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        "    for _ in range(600):\n"
-        f"        open({str(sign)!r}, 'w').close()\n"
-        "        time.sleep(0.05)\n"
-        "    os._exit(0)"
-    )
-    run(daemon)
-    assert sign.exists()
-    sign.unlink()
-    time.sleep(0.5)
-    assert not sign.exists()
 
 
 def test_measured_fail_stays_failed(

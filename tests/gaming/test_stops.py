@@ -1,82 +1,152 @@
-"""A run that is stopped leaves no process, no folder and no evidence that reads as whole."""
+"""A run that is stopped or loses a process leaves nothing behind, passes nothing, and can go on."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bot.cli import main
+from bot.lanes.processes import below, start_time
 from tests.conftest import Workbench
 
 KERNEL = "fla/modules/l2norm.py"
+TOOL = str(Path(sys.executable).with_name("fla-bot"))
 
 
-def started_below(folder: Path) -> list[int]:
-    """Processes whose working directory is in a folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+class Run:
+    """`fla-bot run` on an honest change, in a process of its own."""
+
+    def __init__(self, kernels: Workbench, scratch: Path) -> None:
+        text = (kernels.path / KERNEL).read_text()
+        self.head = kernels.commit(
+            {KERNEL: text.replace("TILE = 4096", "TILE = 2048")}, branch="work"
+        )
+        self.scratch, self.kernels = scratch, kernels
+        self.change = ["--repo", str(kernels.path), "--base", "main", "--head", "work"]
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it; everything temporary goes to the scratch folder."""
+        return subprocess.Popen(
+            [TOOL, "run", "--lane", "interpret:cpu", *self.change],
+            env={**os.environ, "TMPDIR": str(self.scratch)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def processes(self, word: bytes = b"") -> set[tuple[int, int]]:
+        """Everything that it has started and that has a word in its command."""
+        return {(pid, start_time(pid)) for pid in below(self.process.pid) if word in command(pid)}
+
+    def working(self) -> set[tuple[int, int]]:
+        """Wait until code under test runs, and return its processes."""
+        wait_for(lambda: len(self.workers()) >= 2 or self.process.poll() is not None)
+        assert self.process.poll() is None
+        return self.workers()
+
+    def workers(self) -> set[tuple[int, int]]:
+        """The processes themselves, not those that hold their sandboxes."""
+        found = self.processes(b"-m\0bot.worker\0")
+        return {p for p in found if command(p[0]).startswith(sys.executable.encode())}
+
+    def evidence(self) -> list[Path]:
+        """The files that a judge would read."""
+        return list(self.kernels.path.rglob(".fla-bot/evidence/*/*.json"))
+
+
+def command(pid: int) -> bytes:
+    """What a process was started as."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; two minutes are longer than any machine needs."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def gone(processes: set[tuple[int, int]]) -> bool:
+    """Whether none of them lives on."""
+    return all(start_time(pid) != start for pid, start in processes)
+
+
+@pytest.fixture
+def stopped(run: object, kernels: Workbench, tmp_path: Path) -> Iterator[Run]:
+    """A run on the short contract that the fixture `run` puts on the main branch."""
+    policy = (kernels.path / "contracts/policy.yaml").read_text()
+    patient = policy.replace("call_timeout_s: 5\n", "call_timeout_s: 60\n")
+    kernels.commit({"contracts/policy.yaml": patient})
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    found = Run(kernels, scratch)
+    yield found
+    found.process.kill()
+    found.process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stopped_run_leaves_nothing(
-    kernels: Workbench, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+    stopped: Run, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (kernels.path / KERNEL).read_text()
-    kernels.commit({KERNEL: text.replace("TILE = 4096", "TILE = 2048")}, branch="work")
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    change = ["--repo", str(kernels.path), "--base", "main", "--head", "work"]
-    child = subprocess.Popen(
-        [str(Path(sys.executable).with_name("fla-bot")), "run", *change],
-        env={**os.environ, "TMPDIR": str(scratch)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    end = time.monotonic() + 60
-    while len(started_below(scratch)) < 3 and time.monotonic() < end:
-        time.sleep(0.05)
-    assert len(started_below(scratch)) >= 3
-    child.send_signal(number)
-    assert child.wait(timeout=30) == 130
-    assert started_below(scratch) == []
-    assert list(scratch.iterdir()) == []
-    assert main(["judge", *change]) == 1
+    stopped.working()
+    started = stopped.processes()
+    stopped.process.send_signal(number)
+    assert stopped.process.wait(timeout=60) == 130
+    assert gone(started)
+    assert list(stopped.scratch.iterdir()) == []
+    assert main(["judge", *stopped.change]) == 1
     assert "Waiting for evidence" in capsys.readouterr().out
 
 
-def test_killed_run_leaves_no_evidence(kernels: Workbench, tmp_path: Path) -> None:
-    text = (kernels.path / KERNEL).read_text()
-    kernels.commit({KERNEL: text.replace("TILE = 4096", "TILE = 2048")}, branch="work")
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    change = ["--repo", str(kernels.path), "--base", "main", "--head", "work"]
-    tool = str(Path(sys.executable).with_name("fla-bot"))
-    child = subprocess.Popen(
-        [tool, "run", *change],
-        env={**os.environ, "TMPDIR": str(scratch)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def test_killed_host_takes_everything_along_and_the_next_run_goes_on(stopped: Run) -> None:
+    stopped.working()
+    started = stopped.processes()
+    stopped.process.kill()
+    stopped.process.wait()
+    wait_for(lambda: gone(started))
+    assert stopped.evidence() == []
+    assert main(["judge", *stopped.change]) == 1
+    assert list(stopped.scratch.glob("fla-bot-job-*"))
+    assert stopped.start().wait(timeout=300) == 0
+    assert list(stopped.scratch.glob("fla-bot-job-*")) == []
+    assert [json.loads(file.read_text())["complete"] for file in stopped.evidence()] == [True]
+    assert main(["judge", *stopped.change]) == 0
+
+
+def test_killed_device_process_passes_nothing_and_is_measured_again(stopped: Run) -> None:
+    stopped.working()
+    started = stopped.processes()
+    (device,) = stopped.processes(b"\0bot.device\0")
+    os.kill(device[0], signal.SIGKILL)
+    stopped.process.wait(timeout=60)
+    assert gone(started)
+    assert [json.loads(file.read_text())["complete"] for file in stopped.evidence()] in (
+        [],
+        [False],
     )
-    end = time.monotonic() + 60
-    while len(started_below(scratch)) < 3 and time.monotonic() < end:
-        time.sleep(0.05)
-    child.kill()
-    child.wait()
-    # The workers see their channel close and end by themselves.
-    while started_below(scratch) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert started_below(scratch) == []
-    assert not list(kernels.path.rglob(".fla-bot/**/*.json"))
-    assert main(["judge", *change]) == 1
+    assert main(["judge", *stopped.change]) == 1
+    assert stopped.start().wait(timeout=300) == 0
+    assert main(["judge", *stopped.change]) == 0
+
+
+def test_killed_workers_pass_nothing(stopped: Run) -> None:
+    for pid, _ in stopped.working():
+        os.kill(pid, signal.SIGKILL)
+    assert stopped.process.wait(timeout=300) == 0
+    (file,) = stopped.evidence()
+    outcomes = {cell["head"] for cell in json.loads(file.read_text())["cells"]}
+    assert "worker-died" in outcomes
+    assert main(["judge", *stopped.change]) == 1
