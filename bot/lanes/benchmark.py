@@ -1,0 +1,126 @@
+"""Run one benchmark job: two confined arms that are restarted, and a trusted clock."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bot.change import Repository
+from bot.contract import Contract
+from bot.errors import InfraError
+from bot.evidence import Environment, Evidence, RowEvidence
+from bot.lanes.job import ARMS, START_TIMEOUT_S, Progress, read_message
+from bot.lanes.session import Session
+from bot.model import Job, Plan
+from bot.policy import Policy
+
+__all__ = ["run_benchmark"]
+
+# A restart is one measurement: the interval is taken over them.
+RESTARTS, QUADS = 5, 6
+
+
+def run_benchmark(
+    repository: Repository,
+    plan: Plan,
+    policy: Policy,
+    contract: Contract,
+    job: Job,
+    *,
+    logs: Path,
+    progress: Progress,
+) -> Evidence:
+    """Evidence of a job; what the workers printed goes to files in `logs`."""
+    lane, began = policy.lanes[job.lane], time.monotonic()
+    lines = list[dict[str, Any]]()
+    with Session(repository, lane, evidence=logs.parent) as session:
+        session.export("trusted", plan.trusted, policy.source_roots)
+        for arm, commit in zip(ARMS, (plan.merge_base, plan.head), strict=True):
+            session.export(arm, commit, policy.source_roots, confined=True)
+        try:
+            order = {
+                "contract": contract.model_dump(mode="json", by_alias=True),
+                "rows": job.cells,
+                "trusted_tree": str(session.trees["trusted"]),
+                "roots": policy.source_roots,
+                "device": lane.device,
+                "interpreter": lane.interpreter,
+                "call_timeout_s": lane.call_timeout_s,
+                "start_timeout_s": START_TIMEOUT_S,
+                "protections": [],
+                "restarts": RESTARTS,
+                "quads": QUADS,
+            }
+            lines += _drive(session, policy, order, job, progress)
+        finally:
+            session.kill()
+            session.keep_logs(logs, job.id)
+    return _evidence(plan, job, lines, session, time.monotonic() - began)
+
+
+def _drive(
+    session: Session, policy: Policy, order: dict[str, Any], job: Job, progress: Progress
+) -> Iterator[dict[str, Any]]:
+    """Start everything and hand on what the device process says, line by line."""
+    channels = {arm: socket.socketpair() for arm in ARMS}
+    fds = {arm: ours.fileno() for arm, (ours, _) in channels.items()}
+    device = session.start_device("bot.device.bench", pass_fds=list(fds.values()))
+    for ours, _ in channels.values():
+        ours.close()
+    session.confine()
+    for arm in secrets.SystemRandom().sample(ARMS, len(ARMS)):
+        roots = ",".join(policy.source_roots)
+        session.start_worker(arm, channels[arm][1], "bot.worker.timing", roots)
+    assert device.stdin is not None
+    assert device.stdout is not None
+    with contextlib.suppress(BrokenPipeError), device.stdin:
+        device.stdin.write(json.dumps(order | {"arms": fds}).encode())
+    with device.stdout:
+        for line in device.stdout:
+            message = read_message(line)
+            if "progress" in message:
+                done = message["progress"]
+                progress(f"{job.lane} {job.op}: restart {done['restart']} of {done['of']}")
+            yield message
+
+
+def _evidence(
+    plan: Plan, job: Job, lines: list[dict[str, Any]], session: Session, wall_s: float
+) -> Evidence:
+    try:
+        found = [Environment.model_validate(m["environment"]) for m in lines if "environment" in m]
+        rows = [RowEvidence.model_validate_json(json.dumps(m["row"])) for m in lines if "row" in m]
+    except ValidationError as error:
+        raise InfraError(f"the device process wrote something unreadable: {error}") from error
+    if not found:
+        last = session.logs["device"].last_line()
+        raise InfraError(f"the device process did not start: {last or 'no message'}")
+    ends = [message["end"] for message in lines if "end" in message]
+    complete = bool(ends)
+    reason = "the lane's time was over" if session.timed_out else "the device process ended early"
+    return Evidence(
+        schema="fla-bot/evidence@2",
+        plan=plan.hash,
+        job=job.id,
+        lane=job.lane,
+        head=plan.head,
+        merge_base=plan.merge_base,
+        trusted=plan.trusted,
+        complete=complete,
+        note="" if complete else reason,
+        environment=session.protection.into(found[-1]),
+        # A row is told again after each restart, with all that is known of it.
+        rows=list({row.row: row for row in rows}.values()),
+        wall_s=wall_s,
+        stages=ends[0].get("stages", {}) if ends else {},
+    )

@@ -1,0 +1,84 @@
+"""`fla-bot verify` through the real lanes, on a small op that runs on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bot.cli import main
+from tests.conftest import Workbench
+from tests.gaming.bench import CONTRACT, HONEST
+
+POLICY = """
+schema: fla-bot/policy@1
+source_roots: [toy]
+python: {tests: ["/tests/**/test_*.py"], inert: ["*.md"]}
+areas:
+  - {area: contract, globs: ["/contracts/"]}
+  - {area: ops, globs: ["/toy/{op}.py"], contract: required}
+lanes:
+  "interpret:cpu":
+    {machine: cpu, device: cpu, interpreter: true, required: true, timeout_s: 300}
+  "benchmark:cpu": {machine: cpu, device: cpu, required: false, timeout_s: 300}
+margins: {rms: 1.5, tile: 3.0}
+"""
+
+
+@pytest.fixture
+def toy(workbench: Workbench) -> Workbench:
+    """A repository whose one op is the scan."""
+    contract = CONTRACT.replace('["benchmark:cpu"]', '["interpret:cpu", "benchmark:cpu"]')
+    workbench.commit(
+        {
+            "toy/__init__.py": "",
+            "toy/scan.py": HONEST,
+            "toy/reference.py": HONEST,
+            "contracts/scan.yaml": contract.replace(
+                "reference: toy.scan:scan", "reference: toy.reference:scan"
+            ),
+            "contracts/policy.yaml": POLICY,
+        }
+    )
+    return workbench
+
+
+def verify(toy: Workbench, *options: str) -> int:
+    return main(["verify", "main", "--repo", str(toy.path), *options])
+
+
+def test_right_code_is_timed_row_by_row(toy: Workbench, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.write({"toy/scan.py": HONEST.replace("state * 0.9", "0.9 * state")})
+    assert verify(toy, "--row", "fwd") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("correctness: ")
+    assert said[1].startswith("pass       scan/fwd: ")
+    assert said[1].endswith("shown, does not gate")
+    assert said[2].startswith("mean ")
+    assert said[2].endswith("% scan/fwd")
+
+
+def test_speed_up_of_something_wrong_is_refused(
+    toy: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = HONEST.replace("for t in range(x.shape[1])", "for t in range(x.shape[1] - 1)")
+    wrong = wrong.replace("    return torch.stack", "    y.append(state)\n    return torch.stack")
+    toy.write({"toy/scan.py": wrong, "toy/reference.py": wrong})
+    toy.write({"contracts/policy.yaml": POLICY.replace("rms: 1.5", "rms: 99")})
+    assert verify(toy) == 1
+    said = capsys.readouterr().out
+    assert "warning: contracts/policy.yaml is part of what judges; the gate uses" in said
+    assert "fail       interpret:cpu scan[" in said
+    assert said.strip().endswith("the gate is red: what is wrong is not timed")
+    assert not list(Path(toy.path, ".fla-bot/evidence").rglob("benchmark*.json"))
+
+
+def test_what_cannot_be_verified_is_said(
+    toy: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy.write({"README.md": "words"})
+    assert verify(toy) == 1
+    assert "no lane that runs here checks what the work tree changes" in capsys.readouterr().err
+    toy.write({"toy/scan.py": HONEST + "# faster"})
+    assert verify(toy, "--lane", "benchmark:sm99") == 1
+    assert "no lane `benchmark:sm99`" in capsys.readouterr().err
