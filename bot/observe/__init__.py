@@ -1,0 +1,1 @@
+"""The pytest plugin that says what tests did and which calls they made; runs untrusted."""
