@@ -358,7 +358,12 @@ _TAIL = """\
 # Starting values: head's error may be this many times the merge base's, against the reference.
 margins:
   rms: 1.5
-  tile: 3.0
+  tile: 4.0
+  row: 8.0
+  tail: 4.0
+  slope: 3.0
+  slope_floor: 5.0e-4
+  anchor: 1.9
   chunked: 0.01
   memory_bound: 0.02
 

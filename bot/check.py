@@ -13,9 +13,10 @@ from pathlib import Path
 from bot import evidence as evidence_file
 from bot.cache import Cache, cache_folder
 from bot.change import Repository, changed_lines
+from bot.coverage import unexercised
 from bot.evidence import Evidence
 from bot.impact import Impact, Index, impact
-from bot.judge import judge
+from bot.judge import CORRECTNESS, judge
 from bot.kernels import Sources
 from bot.model import (
     Because,
@@ -89,7 +90,8 @@ def analyse(repository: Repository, request: Request) -> Analysis:
     reached = affected_entry_points(change, contracts, found, indices)
     reach = scope(change, books.policy, found, reached)
     because = _because(repository, change, books, reached)
-    tests = found.tests if _needs_tests(books, reach) else ()
+    removed = _removed_tests(change, indices[0])
+    tests = (*found.tests, *removed) if _needs_tests(books, reach) else ()
     return Analysis(
         change=change,
         books=books,
@@ -97,7 +99,7 @@ def analyse(repository: Repository, request: Request) -> Analysis:
         scope=reach,
         reached=reached,
         because=because,
-        plan=plan(change, books.policy, contracts, reached, because, tests, sides),
+        plan=plan(change, books.policy, contracts, reached, because, tests, sides, books.anchors),
         sides=sides,
         trees=(
             Tree(Sources(Files(repository, change.merge_base)), sides[0].index.summaries),
@@ -115,6 +117,12 @@ def _side(repository: Repository, commit: str, books: Books, store: Cache) -> Si
     index = Index(summaries(repository, commit, store), books.policy.python)
     blobs = {path: oid for path, (_, oid) in repository.tree(commit).items()}
     return Side(index, blobs)
+
+
+def _removed_tests(change: Change, base: Index) -> list[str]:
+    """Test files that the change takes away: a lane says what they held."""
+    gone = (file.path for file in change.files if file.status == "deleted")
+    return [path for path in gone if path in base.test_files]
 
 
 def _needs_tests(books: Books, reach: Scope) -> bool:
@@ -165,11 +173,11 @@ def report(
     evidence: dict[str, Evidence | str | None] = {
         job.id: evidence_file.read(folder, job.id) for job in planned.jobs
     }
-    rows = judge(planned, books.policy, books.contracts, evidence)
+    rows = judge(planned, books.policy, books.contracts, evidence, books.anchors)
     result = _inspect(analysis, everything=request.everything)
     areas = [area.area for area in analysis.scope.areas]
     words = judge_words(books.policy.pull_request, areas, request.title, request.body)
-    facts = _facts(repository, analysis, result)
+    facts = _facts(repository, analysis, result, evidence)
     items = checklist(facts, rows, words)
     verdict, state, headline, next_step = conclude(items, rows, planned)
     return Report(
@@ -210,9 +218,21 @@ def _inspect(analysis: Analysis, *, everything: bool) -> Result:
     )
 
 
-def _facts(repository: Repository, analysis: Analysis, result: Result) -> Facts:
+def _facts(
+    repository: Repository,
+    analysis: Analysis,
+    result: Result,
+    evidence: Mapping[str, Evidence | str | None],
+) -> Facts:
     books, policy = analysis.books, analysis.books.policy
     head = analysis.trees[1].sources
+    uses = [
+        use
+        for job in analysis.plan.jobs
+        if isinstance(found := evidence.get(job.id), Evidence)
+        for use in found.coverage
+        if found.head == analysis.plan.head
+    ]
     return Facts(
         contracts=list(_states(analysis)),
         faults={op: "; ".join(map(str, e.faults)) for op, e in books.faults.items()},
@@ -238,7 +258,27 @@ def _facts(repository: Repository, analysis: Analysis, result: Result) -> Facts:
             for op in analysis.reached
             if books.contracts[op].status == "enforced"
         },
+        unexercised={
+            op: unexercised(books.contracts[op], names, analysis.plan.jobs, uses)
+            for op, names in analysis.reached.items()
+            if books.contracts[op].status == "enforced"
+        },
+        unanchored=list(_unanchored(analysis)),
     )
+
+
+def _unanchored(analysis: Analysis) -> Iterator[str]:
+    """Required jobs, and how many of their cells have no anchor."""
+    for job in analysis.plan.jobs:
+        if not job.required or job.lane.partition(":")[0] not in CORRECTNESS:
+            continue
+        book = analysis.books.anchors.get(job.op)
+        measured = book.lanes.get(job.lane) if book else None
+        known = measured.cells if measured else {}
+        missing = sum(cell not in known for cell in job.cells)
+        if missing:
+            part = f" ({missing} of {len(job.cells)} cells)" if missing < len(job.cells) else ""
+            yield f"{job.op} on {job.lane}{part}"
 
 
 def _summary(change: Change) -> ChangeSummary:

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import io
 import os
-import shlex
 import signal
 import sys
 import traceback
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from bot.contract import Contract
     from bot.errors import Fault
     from bot.model import Report
+    from bot.run import Done
 
 __all__ = ["main"]
 
@@ -113,11 +113,27 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--all", action="store_true", help=text)
         if name == "run":
             command.add_argument("--lane", help="only this lane; default: every required one")
+            text = "the lane and commits that `github lane-check` wrote"
+            command.add_argument("--plan", type=Path, metavar="FILE", help=text)
+            text = "only cells with this in their id: print their figures, write no evidence"
+            command.add_argument("--only", metavar="CELL", help=text)
+            text = "with --only: draw the inputs from this seed (default: as a job does)"
+            command.add_argument("--seed", type=_seed, metavar="N", help=text)
+    _verify_parser(commands)
+    _coverage_parser(commands)
     _init_parser(commands)
     _explain_parser(commands)
     _contract_parser(commands)
     _github_parser(commands)
     return parser
+
+
+def _seed(text: str) -> int:
+    """A seed as evidence has it."""
+    seed = int(text)
+    if not 0 <= seed < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is not in [0, 2^63)")
+    return seed
 
 
 def _change_options(command: argparse.ArgumentParser) -> None:
@@ -136,6 +152,63 @@ def _change_options(command: argparse.ArgumentParser) -> None:
     add("--body", metavar="FILE", help="the pull request's body (- for standard input)")
     add("--policy", type=Path, metavar="DIR", help="policy folder, where trusted has none")
     add("--evidence", type=Path, metavar="DIR", help="evidence (default: .fla-bot/evidence/<plan>)")
+
+
+VERIFY = """\
+Freezes the gate at REF: policy, contracts, references and the kernels to beat come from there, and
+nothing that the work tree edits of them counts. Runs correctness in the lanes that this machine
+has; only if every cell passes, it times the rows of the ops that the change touches, both versions
+in turn in fresh processes, and prints each with its interval. A speed-up of something wrong is not
+reported.
+
+  pass        proved no slower than the policy's margin ("faster": the whole interval is below 0)
+  fail        slower, or it launches, waits or allocates more; or timed calls gave wrong results
+  not-proven  the interval is too wide to say; run it again on a quieter machine
+"""
+VERIFY_EPILOG = """\
+examples:
+  fla-bot verify main                              all rows of what you changed
+  fla-bot verify main --row safe_fwd --row decode  only these, while you try things
+  fla-bot verify main --lane correctness:sm90 --lane benchmark:sm90
+
+exit status: 0 every cell and row passes, 1 something does not, 3 infrastructure
+"""
+
+
+def _verify_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="is the work tree right, and is it faster than REF",
+        description=VERIFY,
+        epilog=VERIFY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = verify.add_argument
+    add("ref", metavar="REF", help="the commit whose gate and kernels are the measure")
+    text = "only rows with this in `entry_point/row` (a pattern; may be repeated)"
+    add("--row", action="append", default=[], metavar="ROW", help=text)
+    text = "only this lane (may be repeated; default: those whose device is here)"
+    add("--lane", action="append", default=[], metavar="LANE", help=text)
+    add("--repo", type=Path, default=Path(), metavar="DIR", help="repository (default: here)")
+    text = "where evidence goes (default: .fla-bot/evidence/<plan>)"
+    add("--evidence", type=Path, metavar="DIR", help=text)
+    verify.set_defaults(command=_verify)
+
+
+def _coverage_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "which cells of the contracts were really called, forward and backward, by which test"
+    coverage = commands.add_parser(
+        "coverage",
+        help=text,
+        description=f"{text}; exit 1 if an enforced contract has one that nothing exercises",
+    )
+    add = coverage.add_argument
+    text = "recordings of pytest, evidence files, or folders of evidence"
+    add("files", nargs="*", type=Path, metavar="FILE", help=text)
+    add("--op", metavar="OP", help="only this contract, and every cell of it")
+    add("--repo", type=Path, default=Path(), metavar="DIR", help="repository (default: here)")
+    add("--format", choices=("terminal", "json"), default="terminal")
+    coverage.set_defaults(command=_coverage)
 
 
 def _init_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -170,6 +243,11 @@ def _contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     diff.add_argument("before", type=Path, metavar="BEFORE")
     diff.add_argument("after", type=Path, metavar="AFTER")
     diff.set_defaults(command=_contract_diff)
+    text = "freeze the errors of passing evidence: contracts/anchors/<op>.json"
+    anchor = actions.add_parser("anchor", help=text, description=text)
+    anchor.add_argument("files", nargs="+", type=Path, metavar="EVIDENCE.json")
+    anchor.add_argument("--repo", type=Path, default=Path(), metavar="DIR", help="default: here")
+    anchor.set_defaults(command=_contract_anchor)
     new = actions.add_parser("new", help="print a draft contract to start from")
     new.add_argument("target", metavar="MODULE:FUNCTION", help="fla.ops.gla:chunk_gla")
     new.set_defaults(command=_contract_new)
@@ -194,6 +272,47 @@ def _github_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     handle.add_argument(
         "--dry-run", action="store_true", required=True, help="print every write, make none"
     )
+    _github_jobs(actions)
+
+
+def _github_jobs(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What the jobs of our workflows call; each reads its identity from the environment."""
+
+    def add(name: str, text: str, *, writes: bool = False) -> argparse.ArgumentParser:
+        command = actions.add_parser(name, help=text, description=text)
+        command.set_defaults(command=_github_job, job=name.replace("-", "_"))
+        if writes:
+            text = "print every write, make none"
+            command.add_argument("--dry-run", action="store_true", help=text)
+        return command
+
+    job = add("scope", "read the change of an event as data and write its plan; no writing token")
+    job.add_argument("event", type=Path, metavar="EVENT.json", help="the payload")
+    job.add_argument("--repo", type=Path, default=Path(), metavar="DIR", help="base clone")
+    job.add_argument("--out", type=Path, required=True, metavar="PLAN.json", help="the plan")
+    job = add("plan", "validate the plan of `scope`, then decide, write and dispatch", writes=True)
+    job.add_argument("plan", type=Path, metavar="PLAN.json", help="what `scope` wrote")
+    job.add_argument("--event", type=Path, required=True, metavar="EVENT.json", help="the payload")
+    job = add("reconcile", "look at pull requests again and write what differs", writes=True)
+    which = job.add_mutually_exclusive_group(required=True)
+    which.add_argument("--pr", type=int, metavar="N", help="one pull request")
+    which.add_argument("--all", action="store_true", help="all that are due")
+    for name, text in (
+        ("gate", "whether this run of the executor is the one that was approved"),
+        ("lane-check", "the same questions again, on the machine itself"),
+    ):
+        job = add(name, text)
+        job.add_argument("plan_id", metavar="PLAN_ID", help="the row that the run is for")
+        if name == "lane-check":
+            text = "write the lane's part of the plan there"
+            job.add_argument("--out", type=Path, metavar="FILE", help=text)
+    job = add("publish", "judge the evidence of this run and publish the verdict", writes=True)
+    job.add_argument("plan_id", metavar="PLAN_ID", help="the row that the run is for")
+    job.add_argument("--artifacts", type=Path, required=True, metavar="DIR", help="its evidence")
+    add("doctor", "whether this repository is set up so that the gate means something")
+    job = add("status", "how pull requests stand, and which are due")
+    job.add_argument("--pr", type=int, metavar="N", help="one pull request")
+    job.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _request(arguments: argparse.Namespace) -> Request:
@@ -275,7 +394,101 @@ def _judge(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from bot.check import analyse
+    from bot.errors import UserError
     from bot.run import run_plan
+
+    if arguments.only is not None or arguments.seed is not None:
+        if arguments.only is None or arguments.lane is None:
+            raise UserError("--only and --seed: name the cell with --only and its lane with --lane")
+        return _run_cells(arguments)
+    live = sys.stderr.isatty()
+
+    def progress(text: str) -> None:
+        if live:
+            print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
+
+    ordered = _ordered(arguments.plan) if arguments.plan else None
+    with _repository(arguments) as repository:
+        analysis = analyse(repository, ordered[0] if ordered else _request(arguments))
+        if ordered and analysis.plan.hash != ordered[1]:
+            raise UserError("this bot makes another plan of these commits")
+        done = run_plan(
+            repository,
+            analysis,
+            lane=ordered[2] if ordered else arguments.lane,
+            evidence_dir=arguments.evidence,
+            progress=progress,
+        )
+    if live:
+        print(file=sys.stderr)
+    return _tell(done)
+
+
+def _ordered(path: Path) -> tuple[Request, str, str]:
+    """What `github lane-check` wrote: the commits, the hash of their plan, and the lane."""
+    from bot.github.order import read_order
+
+    found = read_order(path)
+    return found.request(), found.plan.hash, found.lane
+
+
+def _tell(done: Done) -> int:
+    """Say what a run did; the exit status is about the machine, the verdict is `judge`'s."""
+    for text, advice in done.sandboxes.items():
+        print("\n  ".join(filter(None, (text, advice))))
+    for path in done.written:
+        print(f"evidence: {path}")
+    for name in done.kept:
+        print(f"{name}: has complete evidence for this head; not run again")
+    for name, reason in done.failed.items():
+        print(f"fla-bot: infra: {name}: {printable(reason)}", file=sys.stderr)
+    if not (done.written or done.kept or done.failed):
+        print("no job of the plan belongs to these lanes; nothing was run")
+    return EXIT_INFRA if done.failed else EXIT_OK
+
+
+def _run_cells(arguments: argparse.Namespace) -> int:
+    from bot.check import analyse
+    from bot.report.figures import describe
+    from bot.run import run_cells
+
+    with _repository(arguments) as repository:
+        analysis = analyse(repository, _request(arguments))
+        found = run_cells(
+            repository,
+            analysis,
+            lane=arguments.lane,
+            only=arguments.only,
+            seed=arguments.seed,
+            progress=lambda _: None,
+        )
+    good = True
+    for job, evidence in found:
+        books = analysis.books
+        contract, anchors = books.contracts[job.op], books.anchors.get(job.op)
+        lines, fine = describe(evidence, contract, books.policy, anchors)
+        print("\n".join(lines))
+        good = good and fine
+    return EXIT_OK if good else EXIT_RED
+
+
+def _coverage(arguments: argparse.Namespace) -> int:
+    from bot.coverage import measure
+    from bot.report.coverage import show, to_json
+    from bot.report.terminal import console
+
+    found = measure(arguments.repo / "contracts", arguments.files, arguments.op)
+    with contextlib.suppress(BrokenPipeError):
+        if arguments.format == "json":
+            print(to_json(found), flush=True)
+        else:
+            show(found, console(), everything=arguments.op is not None)
+    missing = any(op.missing for op in found if op.status == "enforced")
+    return EXIT_RED if missing else EXIT_OK
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from bot.verify import verify
 
     live = sys.stderr.isatty()
 
@@ -284,28 +497,19 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
 
     with _repository(arguments) as repository:
-        analysis = analyse(repository, _request(arguments))
-        done = run_plan(
+        found = verify(
             repository,
-            analysis,
-            lane=arguments.lane,
+            arguments.ref,
+            rows=arguments.row,
+            lanes=arguments.lane,
             evidence_dir=arguments.evidence,
             progress=progress,
         )
     if live:
         print(file=sys.stderr)
-    for path in done.written:
-        print(f"evidence: {path}")
-    for name in done.kept:
-        print(f"{name}: has complete evidence for this head; not run again")
-    for name, reason in done.failed.items():
-        print(f"fla-bot: infra: {name}: {printable(reason)}", file=sys.stderr)
-    for job in done.left:
-        print(f"{job.id}: fla-bot does not run tests lanes yet; run it yourself:")
-        print(f"    python -m pytest {' '.join(map(shlex.quote, job.cells))}")
-    if not (done.written or done.kept or done.failed or done.left):
-        print("no job of the plan belongs to these lanes; nothing was run")
-    return EXIT_INFRA if done.failed else EXIT_OK
+    for line in found.lines():
+        print(printable(line))
+    return EXIT_OK if found.is_green else EXIT_RED
 
 
 def _body(arguments: argparse.Namespace) -> int:
@@ -414,6 +618,14 @@ def _contract_diff(arguments: argparse.Namespace) -> int:
     return EXIT_RED if any(edit.kind == "weaker" for edit in found) else EXIT_OK
 
 
+def _contract_anchor(arguments: argparse.Namespace) -> int:
+    from bot.anchoring import anchor
+
+    for path in anchor(arguments.repo, arguments.files):
+        print(f"anchors: {path}")
+    return EXIT_OK
+
+
 def _contract_new(arguments: argparse.Namespace) -> int:
     from bot.report.contract import template
 
@@ -431,6 +643,12 @@ def _contract_schema(arguments: argparse.Namespace) -> int:
         else:
             print(text, end="")
     return EXIT_OK
+
+
+def _github_job(arguments: argparse.Namespace) -> int:
+    from bot.github import jobs
+
+    return int(getattr(jobs, arguments.job)(arguments))
 
 
 def _github_handle(arguments: argparse.Namespace) -> int:

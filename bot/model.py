@@ -269,12 +269,13 @@ class ContractState(Strict):
 
 
 class ChecklistItem(Strict):
-    """One line of the checklist with what ticks it."""
+    """One line of the checklist with what ticks it; `accept` is the digest a person may accept."""
 
     id: str
     state: ItemState
     text: str
     evidence: str = ""
+    accept: str = ""
 
 
 class ChangeSummary(Strict):

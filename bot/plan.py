@@ -10,6 +10,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from bot.anchors import Anchors
 from bot.cells import cells, fits_lane
 from bot.contract import Contract
 from bot.impact import Index
@@ -20,7 +21,17 @@ __all__ = ["Side", "find_cells", "lane_cells", "plan", "unproven"]
 
 _MAX_BECAUSE = 20
 # What measures: its code is part of every job's key.
-_HARNESS = ("device", "worker", "wire.py", "cells.py", "expression.py", "contract.py", "tree.py")
+_HARNESS = (
+    "device",
+    "worker",
+    "observe",
+    "wire.py",
+    "cells.py",
+    "expression.py",
+    "contract.py",
+    "tree.py",
+    "statistics.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ def plan(
     because: Mapping[str, list[Because]],
     tests: Iterable[str],
     sides: tuple[Side, Side],
+    anchors: Mapping[str, Anchors],
 ) -> Plan:
     """One job for each op and lane that its contract names, and the tests lanes for the rest.
 
@@ -60,7 +72,8 @@ def plan(
     for lane in sorted(name for name in policy.lanes if name.startswith("tests:") and chosen):
         key = digest([chosen, lane, *(side.closure(chosen) for side in sides), _harness()])
         jobs.append(_job(policy, lane, "tests", chosen, because.get("", []), key, required=True))
-    judges = digest([policy.model_dump(mode="json"), *(contracts[o].fingerprint for o in reached)])
+    books = [[contracts[op].fingerprint, digest(anchors.get(op))] for op in sorted(reached)]
+    judges = digest([policy.model_dump(mode="json"), *books])
     return Plan.of(change, jobs, _packs(jobs, policy.caps.packs), judges)
 
 
@@ -77,7 +90,14 @@ def _cell_jobs(
     because: Mapping[str, list[Because]],
     sides: tuple[Side, Side],
 ) -> list[Job]:
-    chosen = [c.id for c in lane_cells(contract, policy, lane) if c.entry_point in names]
+    if lane.startswith("benchmark:"):
+        chosen = [
+            f"{name}/{row}"
+            for name in sorted(names)
+            for row in contract.entry_points[name].benchmarks
+        ]
+    else:
+        chosen = [c.id for c in lane_cells(contract, policy, lane) if c.entry_point in names]
     if not chosen:
         return []
     index = sides[0].index, sides[1].index
@@ -163,6 +183,7 @@ def find_cells(contract: Contract, ids: list[str]) -> list[Cell]:
 def unproven(contract: Contract, policy: Policy) -> list[Cell]:
     """Cells that no required lane proves."""
     required = [name for name, lane in policy.lanes.items() if lane.required]
-    proven = {cell.id for lane in required for cell in lane_cells(contract, policy, lane)}
+    proving = [lane for lane in required if lane.partition(":")[0] in ("interpret", "correctness")]
+    proven = {cell.id for lane in proving for cell in lane_cells(contract, policy, lane)}
     found = (cell for name in contract.entry_points for cell in cells(contract, name))
     return [cell for cell in found if cell.id not in proven]

@@ -23,10 +23,11 @@ from bot.model import (
     digest,
 )
 
-__all__ = ["Facts", "checklist", "conclude"]
+__all__ = ["Facts", "checklist", "conclude", "job_item", "rules_item"]
 
 
 MANY = 3  # drafts that are named one by one
+_OPEN = {Verdict.NOT_PROVEN: 1, Verdict.WAITING: 2}  # everything else that is not green is red
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Facts:
     """What is known without evidence and decides checklist rows.
 
     `signatures`: what is wrong with an entry point's signature. `unproven`: number of cells that
-    no required lane proves, by op. What only a person may let through has digests: `new_ops`,
+    no required lane proves, by op; `unexercised`: those that neither a lane of the plan nor a
+    recorded test calls at all. What only a person may let through has digests: `new_ops`,
     `removed` contracts, `sensitive` paths, edited `references`, `policy_changed`.
     """
 
@@ -52,6 +54,8 @@ class Facts:
     suppressions: list[Suppression]
     plan: Plan
     unproven: Mapping[str, int]
+    unexercised: Mapping[str, list[str]]
+    unanchored: Sequence[str]
 
 
 def checklist(
@@ -62,16 +66,24 @@ def checklist(
         *_contract_items(facts),
         *_weakened_items(facts),
         *_signature_items(facts),
-        _rules_item(facts),
+        rules_item(facts.findings),
         *_suppression_items(facts),
         *(_item(name, state, text) for name, state, text in words),
-        *(_job_item(job, rows) for job in facts.plan.jobs),
+        *(job_item(job, rows) for job in facts.plan.jobs),
         *_unproven_items(facts),
+        *_unanchored_items(facts),
+        *_unexercised_items(facts),
     ]
 
 
 def _item(name: str, state: ItemState, text: str, evidence: str = "") -> ChecklistItem:
     return ChecklistItem(id=name, state=state, text=text, evidence=evidence)
+
+
+def _human(name: str, text: str, code: str, evidence: str = "") -> ChecklistItem:
+    """What only a person may let through; the digest is what they accept."""
+    words = f"{text}; a person must accept {code}"
+    return ChecklistItem(id=name, state=ItemState.HUMAN, text=words, evidence=evidence, accept=code)
 
 
 def _contract_items(facts: Facts) -> Iterator[ChecklistItem]:
@@ -102,10 +114,9 @@ def _contract_items(facts: Facts) -> Iterator[ChecklistItem]:
 
 
 def _weakened_items(facts: Facts) -> Iterator[ChecklistItem]:
-    """What only a person may let through; the digest is what they accept."""
+    """Edits of contracts, references, the policy, and of what judges or builds."""
     for op, edits in facts.edits.items():
-        weaker = [edit for edit in edits if edit.kind == "weaker"]
-        state = ItemState.HUMAN if weaker else ItemState.DONE
+        name, weaker = f"contract-change:{op}", [edit for edit in edits if edit.kind == "weaker"]
         shown = "; ".join(
             f"{e.place}: {e.before[:80] or 'absent'} -> {e.after[:80] or 'removed'}"
             for e in weaker[:5]
@@ -113,26 +124,22 @@ def _weakened_items(facts: Facts) -> Iterator[ChecklistItem]:
         if len(weaker) > 5:
             shown += f"; and {len(weaker) - 5} more"
         code = digest([edit.model_dump() for edit in edits])
-        text = f"the contract of {op} is weakened; a person must accept {code}"
-        if not weaker:
+        if weaker:
+            yield _human(name, f"the contract of {op} is weakened", code, shown)
+        else:
             text = f"the contract of {op} promises more ({len(edits)} edits)"
-        yield _item(f"contract-change:{op}", state, text, shown)
+            yield _item(name, ItemState.DONE, text)
     for op, code in facts.new_ops.items():
-        text = f"{op} is a new op; a person must accept {code}"
-        yield _item(f"new-op:{op}", ItemState.HUMAN, text)
+        yield _human(f"new-op:{op}", f"{op} is a new op", code)
     for op, code in facts.removed.items():
-        text = f"the contract of {op} is removed; a person must accept {code}"
-        yield _item(f"removed:{op}", ItemState.HUMAN, text)
+        yield _human(f"removed:{op}", f"the contract of {op} is removed", code)
     for name, code in facts.references.items():
-        text = f"the reference of {name} is edited; a person must accept {code}"
-        yield _item(f"reference:{name}", ItemState.HUMAN, text)
+        yield _human(f"reference:{name}", f"the reference of {name} is edited", code)
     if facts.sensitive:
-        code = digest(sorted(facts.sensitive.items()))
-        text = f"what judges or builds is edited; a person must accept {code}"
-        yield _item("sensitive", ItemState.HUMAN, text, ", ".join(sorted(facts.sensitive)[:10]))
+        code, paths = digest(sorted(facts.sensitive.items())), sorted(facts.sensitive)[:10]
+        yield _human("sensitive", "what judges or builds is edited", code, ", ".join(paths))
     if facts.policy_changed:
-        text = f"the policy is edited; a person must accept {facts.policy_changed}"
-        yield _item("policy-change", ItemState.HUMAN, text)
+        yield _human("policy-change", "the policy is edited", facts.policy_changed)
 
 
 def _signature_items(facts: Facts) -> Iterator[ChecklistItem]:
@@ -150,13 +157,13 @@ def _suppression_items(facts: Facts) -> Iterator[ChecklistItem]:
         f"{s.path}:{s.line} {', '.join(s.codes)}: {s.reason}" for s in facts.suppressions[:5]
     )
     count = len(facts.suppressions)
-    text = f"{count} new suppression{'s' * (count > 1)}; a person must accept {code}"
-    yield _item("suppressions", ItemState.HUMAN, text, shown)
+    yield _human("suppressions", f"{count} new suppression{'s' * (count > 1)}", code, shown)
 
 
-def _rules_item(facts: Facts) -> ChecklistItem:
-    errors = [finding for finding in facts.findings if finding.severity is Severity.ERROR]
-    warnings = len(facts.findings) - len(errors)
+def rules_item(findings: Sequence[Finding]) -> ChecklistItem:
+    """What the rules found."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    warnings = len(findings) - len(errors)
     also = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
     if errors:
         first = errors[0]
@@ -166,7 +173,8 @@ def _rules_item(facts: Facts) -> ChecklistItem:
     return _item("rules", ItemState.DONE, f"the change adds no error{also}")
 
 
-def _job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
+def job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
+    """What became of a job."""
     rows = [row for row in all_rows if row.job == job.id]
     name, cells = f"job:{job.id}", len(job.cells)
     what = f"test files on {job.lane}" if job.op == "tests" else f"cells of {job.op} on {job.lane}"
@@ -177,12 +185,16 @@ def _job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
         state, text = ItemState.FAILED, f"{len(bad)} of {cells} {what} fail"
         evidence = f"{bad[0].cell}: {bad[0].reason} ({bad[0].because})"
     elif open_:
-        waiting = open_[0].verdict is Verdict.WAITING
-        # A lost job has no figures: it blocks like a failure until it is run again.
-        state = ItemState.WAITING if waiting else ItemState.FAILED
-        text, evidence = f"{cells} {what}", open_[0].reason
+        # A lost job has no figures: it blocks like a failure until it is run again. What is not
+        # proven may still be: a person decides whether more samples are worth a machine.
+        worst = min(open_, key=lambda row: _OPEN.get(row.verdict, 0))
+        state = (ItemState.FAILED, ItemState.HUMAN, ItemState.WAITING)[_OPEN.get(worst.verdict, 0)]
+        text, evidence = f"{cells} {what}", worst.reason
+        if state is not ItemState.WAITING:
+            text = f"{len(open_)} of {cells} {what} are {worst.verdict}"
     else:
-        state, text = ItemState.DONE, f"{cells} {what} pass"
+        waived = any(row.verdict is Verdict.WAIVED for row in rows)
+        state, text = ItemState.DONE, f"{cells} {what} {'are waived' if waived else 'pass'}"
         evidence = rows[0].reason if rows else ""
     if not job.required and state is not ItemState.DONE:
         state = ItemState.NOT_APPLICABLE
@@ -194,6 +206,20 @@ def _unproven_items(facts: Facts) -> Iterator[ChecklistItem]:
         if count:
             text = f"{count} cells of {op} are declared only: no required lane proves them"
             yield _item(f"declared:{op}", ItemState.NOT_APPLICABLE, text)
+
+
+def _unanchored_items(facts: Facts) -> Iterator[ChecklistItem]:
+    if facts.unanchored:
+        text = f"no anchors for {', '.join(facts.unanchored)}: small losses may add up unseen"
+        yield _item("anchors", ItemState.NOT_APPLICABLE, text)
+
+
+def _unexercised_items(facts: Facts) -> Iterator[ChecklistItem]:
+    """Cells that are promised and called by nothing: neither proved nor refuted, for ever."""
+    for op, cells in facts.unexercised.items():
+        if cells:
+            text = f"nothing exercises {len(cells)} cells of {op}: no lane of the plan, no test"
+            yield _item(f"unexercised:{op}", ItemState.FAILED, text, cells[0])
 
 
 def conclude(

@@ -115,8 +115,6 @@ def put_block(body: str, block: str) -> str:
     A block that stands twice is reduced to the first, markers without a partner are taken out: a
     person's text is never inside what is removed, unless they wrote it between two markers.
     """
-    newline = "\r\n" if "\r\n" in body else "\n"
-    block = block.replace("\n", newline)
     pieces = re.split(f"({re.escape(BEGIN)}|{re.escape(END)})", body)
     kept, place, i = [""], None, 0
     while i < len(pieces):
@@ -129,6 +127,9 @@ def put_block(body: str, block: str) -> str:
         else:
             kept.append(piece)
             i += 1
+    outside = "".join(kept)
+    newline = "\r\n" if "\r\n" in outside or outside.endswith("\r") else "\n"
+    block = block.replace("\n", newline)
     if place is None:
         gap = "" if not body else newline if body.endswith("\n") else newline * 2
         return f"{body}{gap}{block}{newline}"

@@ -38,6 +38,21 @@ def test_kernel_change_waits_for_evidence(
     job = next(job for job in report.plan.jobs if job.required)
     line = text.split("TILE = 4096")[0].count("\n") + 1
     assert [str(place) for place in job.because] == [f"{KERNEL}:{line}"]
+    assert any("dtype=bf16" in cell for cell in job.cells)
+    assert "declared:l2norm" not in items(report)
+
+
+def test_cells_that_no_required_lane_proves_are_declared(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = (kernels.path / "contracts/policy.yaml").read_text()
+    lane = "    call_timeout_s: 60\n"
+    excluded = policy.replace(lane, f"{lane}    excludes: {{'dtype == \"bf16\"': why}}\n", 1)
+    kernels.commit({"contracts/policy.yaml": excluded})
+    text = (kernels.path / KERNEL).read_text()
+    kernels.write({KERNEL: text.replace("TILE = 4096", "TILE = 2048")})
+    _, report = check(capsys, kernels)
+    job = next(job for job in report.plan.jobs if job.required)
     assert not any("dtype=bf16" in cell for cell in job.cells)
     assert items(report)["declared:l2norm"] == "n/a"
 
@@ -104,7 +119,8 @@ def test_trusted_contract_judges_not_the_proposed_one(
     text = (kernels.path / "contracts/l2norm.yaml").read_text()
     kernels.write({"contracts/l2norm.yaml": text.replace('["interpret:cpu", ', "[")})
     _, report = check(capsys, kernels)
-    assert [job.lane for job in report.plan.jobs] == ["correctness:sm90", "interpret:cpu"]
+    lanes = ["benchmark:sm90", "correctness:sm90", "interpret:cpu"]
+    assert [job.lane for job in report.plan.jobs] == lanes
 
 
 def test_contract_that_cannot_be_read_is_red(
@@ -247,4 +263,4 @@ def test_published_schemas_are_up_to_date() -> None:
 
     for name, text in schemas().items():
         assert (ROOT / "contracts" / "schemas" / f"{name}.json").read_text() == text, "make schemas"
-        assert json.loads(text)["$id"] == f"fla-bot/{name}@1"
+        assert json.loads(text)["$id"] == f"fla-bot/{name}@{2 if name == 'evidence' else 1}"

@@ -121,14 +121,17 @@ def test_big_untracked_data_is_left_out(
     assert check(capsys, kernels).change.files == ["fla/modules/new.py"]
 
 
-def test_tests_lane_says_what_to_run(
+def test_tests_lane_runs_and_is_shown_as_the_tests_own_word(
     kernels: Workbench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernels.commit({"tests/test_a.py": "from fla.modules import other\n\n\ndef test_a(): ...\n"})
     kernels.commit({"fla/modules/other.py": "X = 1\n"}, branch="work")
     change = ["--repo", str(kernels.path), "--base", "main", "--head", "work"]
     assert main(["run", "--lane", "tests:cpu", *change]) == 0
-    assert "python -m pytest tests/test_a.py" in capsys.readouterr().out
+    assert "tests-cpu-tests.json" in capsys.readouterr().out
+    report = check(capsys, kernels, "--base", "main", "--head", "work")
+    (item,) = [item for item in report.checklist if item.id == "job:tests-cpu-tests"]
+    assert (item.state, item.evidence) == ("done", "1 passed, self-reported by the tests")
 
 
 def test_own_folder_is_no_part_of_the_change(
