@@ -185,6 +185,14 @@ class Client:
             raise NotFound(f"{path} at {ref} is no file of at most 1 MB")
         return base64.b64decode(found["content"])
 
+    def folder(self, path: str, ref: str) -> dict[str, str]:
+        """The names in a folder of a commit with the object of each."""
+        place = f"/repos/{self.repository}/contents/{quote(path)}"
+        found = self.connection.send("GET", place, query={"ref": ref})[1]
+        if not isinstance(found, list):
+            raise NotFound(f"{path} at {ref} is no folder")
+        return {str(item["name"]): str(item["sha"]) for item in found}
+
     def required_checks(self, branch: str) -> list[RequiredCheck]:
         """The checks that rulesets require on a branch; classic protection is not readable here."""
         rules = self._all(f"/rules/branches/{_part(branch)}", Rule)
@@ -194,11 +202,11 @@ class Client:
 
     # Writing.
 
-    def post_comment(self, number: int, mark: str, body: str) -> Comment:
+    def post_comment(self, number: int, mark: str, body: str, *, look: bool = True) -> Comment:
         """Write a comment, or find the oldest of ours with this mark; its text may differ then."""
         assert mark in body, "the mark is how the comment is found again"
 
-        def look() -> Comment | None:
+        def find() -> Comment | None:
             found = (item for item in self.comments(number) if mark in item.body)
             return next((item for item in found if self.is_ours(item)), None)
 
@@ -206,7 +214,7 @@ class Client:
             path = f"/issues/{number}/comments"
             return self._write("POST", path, {"body": body}, Comment, _pretend_comment)
 
-        return self._create(look, create)
+        return self._create(find, create, first=look)
 
     def edit_comment(self, comment: int, body: str) -> None:
         """Replace the text of a comment."""
@@ -224,14 +232,20 @@ class Client:
         path = f"/issues/comments/{comment}/reactions"
         self._change("POST", path, {"content": content}, again=True)
 
-    def edit_body(self, number: int, body: str) -> None:
-        """Replace the text of a pull request."""
-        self._change("PATCH", f"/pulls/{number}", {"body": body})
+    def edit_body(self, number: int, body: str) -> str:
+        """Replace the text of a pull request; what GitHub says that it is now."""
+        reply = self._change("PATCH", f"/pulls/{number}", {"body": body})
+        return body if self.dry_run else parse(Pull, reply).body or ""
 
-    def post_check_run(self, sha: str, name: str, mark: str, body: dict[str, Any]) -> CheckRun:
-        """Create a check run, or find ours with this mark (`external_id`)."""
+    def post_check_run(
+        self, sha: str, name: str, mark: str, body: dict[str, Any], *, look: bool = True
+    ) -> CheckRun:
+        """Create a check run, or find ours with this mark (`external_id`).
 
-        def look() -> CheckRun | None:
+        Whoever has just read the commit's runs need not `look` before the first try.
+        """
+
+        def find() -> CheckRun | None:
             found = self.check_runs(sha, name, every=True)
             ours = (run for run in found if run.app and run.app.id == self.identity.app_id)
             return next((run for run in ours if run.external_id == mark), None)
@@ -240,11 +254,11 @@ class Client:
             sent = {**body, "name": name, "head_sha": sha, "external_id": mark}
             return self._write("POST", "/check-runs", sent, CheckRun, _pretend_check)
 
-        return self._create(look, create)
+        return self._create(find, create, first=look)
 
-    def edit_check_run(self, run: CheckRun, body: dict[str, Any]) -> None:
+    def edit_check_run(self, run: int, body: dict[str, Any]) -> None:
         """Change a check run. Annotations are added to those that are there: never sent twice."""
-        path, added = f"/check-runs/{run.id}", len(body.get("output", {}).get("annotations", []))
+        path, added = f"/check-runs/{run}", len(body.get("output", {}).get("annotations", []))
         assert added <= MAX_ANNOTATIONS, "GitHub takes 50 a request"
         if not added or self.dry_run:
             self._change("PATCH", path, body)
@@ -261,13 +275,20 @@ class Client:
         self._create(look, create, first=False)
 
     def post_status(
-        self, sha: str, context: str, state: str, description: str, target_url: str | None = None
+        self,
+        sha: str,
+        context: str,
+        state: str,
+        description: str,
+        target_url: str | None = None,
+        *,
+        look: bool = True,
     ) -> Status:
         """Post a status unless the newest of this context is ours and says the same."""
         body = {"state": state, "context": context, "description": description}
         body |= {"target_url": target_url} if target_url else {}
 
-        def look() -> Status | None:
+        def find() -> Status | None:
             newest = next((s for s in self.statuses(sha) if s.context == context), None)
             if newest is None or newest.creator is None:
                 return None
@@ -278,9 +299,11 @@ class Client:
         def create() -> Status:
             return self._write("POST", f"/statuses/{sha}", body, Status, _pretend_status)
 
-        return self._create(look, create)
+        return self._create(find, create, first=look)
 
-    def dispatch(self, workflow: str, ref: str, inputs: dict[str, str], mark: str) -> int:
+    def dispatch(
+        self, workflow: str, ref: str, inputs: dict[str, str], mark: str, *, look: bool = True
+    ) -> int:
         """Start a workflow whose `run-name` shows the mark, or find its run; the run's id.
 
         After a lost reply the run is looked for and not started again: runs show up late, and one
@@ -289,7 +312,7 @@ class Client:
         since = datetime.fromtimestamp(self.connection.now(), UTC) - timedelta(days=DISPATCH_DAYS)
         created = f">={since:%Y-%m-%dT%H:%M:%SZ}"
 
-        def look() -> int | None:
+        def find() -> int | None:
             found = self.runs(workflow, event="workflow_dispatch", created=created)
             return min((run.id for run in found if mark in run.display_title), default=None)
 
@@ -298,7 +321,12 @@ class Client:
             path = f"/actions/workflows/{_part(workflow)}/dispatches"
             return self._write("POST", path, body, Started, _pretend_run).workflow_run_id
 
-        return self._create(look, create, again=False)
+        return self._create(find, create, first=look, again=False)
+
+    def start(self, workflow: str, ref: str, inputs: dict[str, str]) -> None:
+        """Start a workflow of which one run too many does no harm."""
+        body = {"ref": ref, "inputs": inputs}
+        self._change("POST", f"/actions/workflows/{_part(workflow)}/dispatches", body, again=True)
 
     def cancel(self, run: int, *, force: bool = False) -> bool:
         """Cancel a run; False if it had ended."""

@@ -202,7 +202,7 @@ def test_check_run_is_found_by_app_and_mark(github: Double, client: Client, pull
     assert client.post_check_run(pull.sha, READY, "p1", body).id == run.id
     assert len(github.sent("checks/create")) == 1
     assert client.post_check_run(pull.sha, READY, "p2", body).id != run.id
-    client.edit_check_run(run, {"status": "completed", "conclusion": "success"})
+    client.edit_check_run(run.id, {"status": "completed", "conclusion": "success"})
     assert github.world.checks[run.id].conclusion == "success"
     assert len(client.check_runs(pull.sha, READY)) == 2
     assert len(client.check_runs(pull.sha, READY, every=True)) == 3
@@ -356,7 +356,7 @@ CHANGES: dict[str, Write] = {
     "issues/delete-comment": lambda client, _: client.delete_comment(_first(client)),
     "pulls/update": lambda client, _: client.edit_body(1, "new"),
     "checks/update": lambda client, pull: client.edit_check_run(
-        client.check_runs(pull.sha, READY)[0], {"output": OUTPUT}
+        client.check_runs(pull.sha, READY)[0].id, {"output": OUTPUT}
     ),
     "reactions/create-for-issue-comment": lambda client, _: client.react(_first(client), "eyes"),
 }
@@ -388,7 +388,7 @@ def test_annotations_are_never_added_twice(
     run = client.post_check_run(pull.sha, READY, "p", {"output": OUTPUT})
     github.fail(Fault.bad_gateway("checks/update", applied=applied))
     for _ in range(2):
-        client.edit_check_run(run, {"output": {**OUTPUT, "annotations": [NOTE] * 50}})
+        client.edit_check_run(run.id, {"output": {**OUTPUT, "annotations": [NOTE] * 50}})
     check: Check = github.world.checks[run.id]
     assert len(check.annotations) == 100
     assert len(github.sent("checks/update")) == (2 if applied else 3)
@@ -397,7 +397,7 @@ def test_annotations_are_never_added_twice(
 def test_too_many_annotations_are_our_bug(client: Client, pull: Pull) -> None:
     run = client.post_check_run(pull.sha, READY, "p", {})
     with pytest.raises(AssertionError, match="50 a request"):
-        client.edit_check_run(run, {"output": {**OUTPUT, "annotations": [NOTE] * 51}})
+        client.edit_check_run(run.id, {"output": {**OUTPUT, "annotations": [NOTE] * 51}})
 
 
 # Replies that are wrong, missing or not ours.
@@ -591,7 +591,7 @@ def test_dry_run_sends_nothing(github: Double, opened: Opener, pull: Pull, run: 
     client = opened(dry_run=True)
     comment = client.post_comment(1, MARK, TEXT)
     check = client.post_check_run(pull.sha, READY, "p", {"status": "queued", "output": OUTPUT})
-    client.edit_check_run(check, {"output": {**OUTPUT, "annotations": [NOTE]}})
+    client.edit_check_run(check.id, {"output": {**OUTPUT, "annotations": [NOTE]}})
     client.edit_comment(comment.id, TEXT)
     client.delete_comment(comment.id)
     client.react(7, "eyes")

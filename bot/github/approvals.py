@@ -1,0 +1,190 @@
+"""Who may let machines run, accept and waive: from comments, roles and envelopes; pure."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from bot.github.case import Case, Grant, Standing, Waiver
+from bot.github.commands import Command, commands
+from bot.github.records import Comment, Pull
+from bot.model import ItemState
+
+__all__ = ["Need", "People", "Said", "acceptances", "approval", "grants", "said", "waivers"]
+
+MAX_COMMITS = 250  # GitHub lists no more: with more, who wrote them is not known
+
+
+class Need(Exception):
+    """Something must be read from GitHub before this can be decided."""
+
+    def __init__(self, what: str, name: str = "") -> None:
+        self.what, self.name = what, name
+        super().__init__(what, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A command, with the comment that it stands in."""
+
+    comment: Comment
+    login: str
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """What is known of people: roles now, and who had a hand in the head (None: not read yet)."""
+
+    roles: Mapping[str, str]
+    authors: frozenset[str] | None = None
+
+    def role(self, login: str) -> str:
+        """The role of an account at this moment."""
+        if login not in self.roles:
+            raise Need("role", login)
+        return self.roles[login]
+
+    def is_author(self, login: str) -> bool:
+        """Whether an account wrote, committed or pushed some of the head; yes if unknown."""
+        if self.authors is None:
+            raise Need("authors")
+        return login.lower() in self.authors or "?" in self.authors
+
+
+def said(comments: Collection[Comment], us: str) -> list[Said]:
+    """All commands of persons, oldest first; edited comments included, to be answered."""
+    found = []
+    for comment in comments:
+        user = comment.user
+        if user is None or user.login == us or user.type != "User":
+            continue
+        if comment.performed_via_github_app is not None:
+            continue  # an App in a person's name
+        found += [Said(comment, user.login, command) for command in commands(comment.body)]
+    return found
+
+
+def grants(
+    pull: Pull, heard: list[Said], standing: Standing | None, case: Case, pusher: str
+) -> list[Grant]:
+    """The words that may let machines run this head, each with how far it reaches.
+
+    A word counts for the plan that was shown when it was given: one that is not recorded yet takes
+    the envelope of the plan in the ledger.
+    """
+    known = {grant.comment: grant for grant in standing.grants} if standing else {}
+    shown = standing.case if standing and standing.case else case
+    base = standing.base_ref if standing else pull.base.ref
+    found = []
+    for item in heard:
+        wanted = item.command.kind == "approve" and item.command.arguments == (pull.head.sha,)
+        if wanted and not item.comment.edited:
+            number = item.comment.id
+            new = Grant(comment=number, login=item.login, base_ref=base, envelope=shown.envelope())
+            found.append(known.get(number, new))
+    if 0 in known:
+        found.append(known[0])
+    elif _is_own_push(pull, pusher):
+        found.append(Grant(comment=0, login=pusher, base_ref=base, envelope=shown.envelope()))
+    return found
+
+
+def _is_own_push(pull: Pull, pusher: str) -> bool:
+    """Whether a push is as good as an approval, if the one who pushed may give one."""
+    repo, author = pull.head.repo, pull.user
+    if repo is None or author is None or not pusher or pusher.endswith("[bot]"):
+        return False
+    if author.type != "User":
+        return False
+    own_branch = pull.base.repo is not None and repo.id == pull.base.repo.id
+    own_fork = repo.full_name.partition("/")[0] == author.login and pusher == author.login
+    return own_branch or own_fork
+
+
+def approval(
+    pull: Pull, case: Case, found: list[Grant], people: People
+) -> tuple[Grant | None, str]:
+    """The word by which machines may run this plan now, or why there is none."""
+    why = ""
+    for grant in found:
+        if grant.base_ref != pull.base.ref:
+            why = f"the approval was for the branch {grant.base_ref}"
+        elif grant.comment == 0 and case.sensitive:
+            why = "the change touches what judges, builds or installs"
+        elif not grant.envelope.covers(case.envelope()):
+            why = "the plan has grown since it was approved"
+        elif people.role(grant.login) not in case.approvals.run:
+            why = f"{grant.login} may not approve" if grant.comment else ""
+        else:
+            return grant, ""
+    return None, why
+
+
+def acceptances(case: Case, heard: list[Said], people: People) -> dict[str, str]:
+    """Digests that somebody who may has accepted, and who."""
+    wanted = {
+        item.accept: item.id.partition(":")[2].partition(".")[0]
+        for item in case.report.checklist
+        if item.state is ItemState.HUMAN and item.accept
+    }
+    found: dict[str, str] = {}
+    for item in heard:
+        if item.command.kind != "accept" or item.comment.edited:
+            continue
+        (code,) = item.command.arguments
+        if code in wanted and not _cannot_accept(case, item.login, wanted[code], people):
+            found.setdefault(code, item.login)
+    return found
+
+
+def _cannot_accept(case: Case, login: str, op: str, people: People) -> str:
+    """Why an account may not accept something of an op, or nothing."""
+    if people.is_author(login):
+        return "who wrote or pushed the change may not"
+    owner = login.lower() in {name.lstrip("@").lower() for name in case.owners.get(op, [])}
+    if not owner and people.role(login) not in case.approvals.accept:
+        return f"only {', '.join(case.approvals.accept)} or an owner of the contract may"
+    return ""
+
+
+def waivers(
+    case: Case, heard: list[Said], standing: Standing, people: People
+) -> tuple[list[Waiver], dict[int, str]]:
+    """All waivers as they were first seen, and why some of them do not count, by comment."""
+    known = {waiver.comment: waiver for waiver in standing.waivers}
+    shown = standing.case or case
+    found, refused = [], dict[int, str]()
+    for item in heard:
+        if item.command.kind != "waive":
+            continue
+        target, reason = item.command.arguments
+        number = item.comment.id
+        new = Waiver(
+            comment=number, login=item.login, target=target, reason=reason, plan=shown.plan
+        )
+        found.append(known.get(number, new))
+        if why := _cannot_waive(case, item, found[-1], standing, people):
+            refused[number] = why
+    return found, refused
+
+
+def _cannot_waive(
+    case: Case, item: Said, waiver: Waiver, standing: Standing, people: People
+) -> str:
+    if item.comment.created_at < standing.since:
+        return "it was for another head"
+    if waiver.plan != case.plan:
+        return "it was for another plan; type it again if it still holds"
+    codes = {finding.code for finding in case.report.findings}
+    jobs = {job.id: job.op for job in case.report.plan.jobs}
+    if waiver.target not in codes | set(jobs):
+        return f"neither a rule that hits here nor a job: {waiver.target}"
+    if people.is_author(item.login):
+        return "who wrote or pushed the change may not waive"
+    owners = {name.lstrip("@").lower() for name in case.owners.get(jobs.get(waiver.target, ""), [])}
+    if item.login.lower() not in owners and people.role(item.login) not in ("admin", "maintain"):
+        return "only admin, maintain or an owner of the contract may waive"
+    return ""

@@ -1,0 +1,276 @@
+"""What is kept about a head: its plan, how each pull request stands on it, what lanes found."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from bot.document import Strict
+from bot.errors import UserError
+from bot.model import CheckState, Oid, Report, Row, Verdict
+from bot.policy import Approvals, Caps, Lane, Policy
+
+__all__ = [
+    "Case", "Envelope", "Grant", "LaneResult", "Origin", "RowId", "Standing", "Waiver",
+    "code_digest", "pack", "seal", "unpack",
+]  # fmt: skip
+
+MAX_PACKED = 60_000  # characters; a check run takes 65,535
+MAX_UNPACKED = 16 << 20
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Model = TypeVar("Model", bound=BaseModel)
+_ROW = re.compile(
+    r"([1-9][0-9]{0,9})\.([0-9a-f]{40})\.([0-9a-f]{16})"
+    r"\.([a-z]{1,20})-([a-z0-9]{1,20})\.(0|[1-9][0-9]{0,18})"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowId:
+    """One run of one lane for one plan; what the executor gets as its only input.
+
+    `nonce` is 0 for the run that an approval starts, else the id of the comment that asked for it:
+    asking again for the same row finds the same row.
+    """
+
+    number: int
+    head: str
+    plan: str
+    lane: str
+    nonce: int
+
+    def __str__(self) -> str:
+        lane = self.lane.replace(":", "-")
+        return f"{self.number}.{self.head}.{self.plan}.{lane}.{self.nonce}"
+
+    @classmethod
+    def find(cls, text: str) -> RowId | None:
+        """The id in a text that ends with one, such as a run's title."""
+        match = _ROW.fullmatch(text.rpartition(" ")[2])
+        if match is None:
+            return None
+        number, head, plan, kind, machine, nonce = match.groups()
+        return cls(int(number), head, plan, f"{kind}:{machine}", int(nonce))
+
+    @classmethod
+    def parse(cls, text: str) -> RowId:
+        """The id, or a UserError."""
+        found = cls.find(text)
+        if found is None or str(found) != text:
+            raise UserError("a plan id looks like 7.HEAD.PLAN.correctness-sm90.0")
+        return found
+
+
+class Envelope(Strict):
+    """How far an approval reaches: machines, minutes, sensitive paths, the bot's own code."""
+
+    machines: list[str]
+    minutes: int
+    sensitive: list[str]
+    code: str
+
+    def covers(self, other: Envelope) -> bool:
+        """Whether whoever approved this has approved the other, too."""
+        return (
+            set(other.machines) <= set(self.machines)
+            and other.minutes <= self.minutes
+            and set(other.sensitive) <= set(self.sensitive)
+            and other.code == self.code
+        )
+
+
+class Origin(Strict):
+    """Where a contract in force stands, and its fingerprint."""
+
+    commit: Oid
+    fingerprint: str
+
+
+class Case(Strict):
+    """All that is known of one head in one pull request before any evidence.
+
+    Made by `scope`, which parses what the pull request controls; `plan` fills in `bot` and `code`.
+    `group`: the branch of a merge group, if the head is one.
+    `books` is a digest of policy and contracts at trusted, `late` says that the merge base is
+    older than the last change of a contract in force. `anchors`: digests of those in force.
+    """
+
+    schema_id: Literal["fla-bot/case@1"] = Field("fla-bot/case@1", alias="schema")
+    number: Annotated[int, Field(ge=1)]
+    base_ref: Annotated[str, Field(max_length=255)]
+    group: Annotated[str, Field(max_length=400)] = ""
+    gated: bool
+    books: Digest
+    late: bool
+    report: Report
+    policy: Policy
+    contracts: dict[str, Origin]
+    anchors: dict[str, str]
+    owners: dict[str, list[str]]
+    sensitive: list[str]
+    bot: str = ""
+    code: str = ""
+
+    @property
+    def head(self) -> str:
+        """The commit that it is about."""
+        return self.report.change.head
+
+    @property
+    def plan(self) -> str:
+        """The hash of its plan."""
+        return self.report.plan.hash
+
+    @property
+    def lanes(self) -> dict[str, Lane]:
+        """All lanes of the policy."""
+        return self.policy.lanes
+
+    @property
+    def approvals(self) -> Approvals:
+        """Who may approve and accept."""
+        return self.policy.approvals
+
+    @property
+    def caps(self) -> Caps:
+        """Upper limits."""
+        return self.policy.caps
+
+    def lane_jobs(self, lane: str) -> list[str]:
+        """The ids of a lane's jobs."""
+        return [job.id for job in self.report.plan.jobs if job.lane == lane]
+
+    def planned_lanes(self) -> list[str]:
+        """The lanes that the plan needs, in its order."""
+        return list(dict.fromkeys(job.lane for job in self.report.plan.jobs))
+
+    def is_required(self, lane: str) -> bool:
+        """Whether the verdict needs a lane."""
+        return any(job.lane == lane and job.required for job in self.report.plan.jobs)
+
+    def minutes(self, lane: str) -> int:
+        """The most that one run of a lane takes."""
+        return -(-self.lanes[lane].timeout_s // 60)
+
+    def envelope(self) -> Envelope:
+        """What an approval of this case allows."""
+        lanes = self.planned_lanes()
+        return Envelope(
+            machines=sorted({self.lanes[lane].machine for lane in lanes}),
+            minutes=sum(self.minutes(lane) for lane in lanes),
+            sensitive=self.sensitive,
+            code=self.code,
+        )
+
+    def faults(self) -> list[str]:
+        """What does not fit together; the one who made it read hostile content."""
+        plan, found = self.report.plan, []
+        if plan.compute_hash() != plan.hash:
+            found.append("the plan's hash is not that of its content")
+        change = self.report.change
+        names = ("base", "head", "merge_base", "trusted")
+        differ = (name for name in names if getattr(plan, name) != getattr(change, name))
+        found += [f"plan and change differ in {name}" for name in differ]
+        found += [f"lane {lane} is unknown" for lane in self.planned_lanes()
+                  if lane not in self.lanes]  # fmt: skip
+        ops = {job.op for job in plan.jobs if job.op != "tests"}
+        found += [f"no contract of {op} is named" for op in sorted(ops - set(self.contracts))]
+        ids = [job.id for job in plan.jobs]
+        if len(set(ids)) != len(ids):
+            found.append("two jobs have one id")
+        if change.uncommitted:
+            found.append("the head is no commit")
+        return found
+
+
+class Grant(Strict):
+    """A person's word that machines may run this head; without a comment it is implicit."""
+
+    comment: int
+    login: str
+    base_ref: str
+    envelope: Envelope
+
+
+class Waiver(Strict):
+    """A person's word that one row of one plan does not count on this head."""
+
+    comment: int
+    login: str
+    target: str
+    reason: str
+    plan: str
+
+
+class LaneResult(Strict):
+    """What one run of a lane came to, as its publisher judged it. `keys`: by job."""
+
+    row: str
+    run: int
+    verdict: Verdict
+    note: str
+    keys: dict[str, str]
+    rows: list[Row]
+
+
+class Standing(Strict):
+    """How one pull request stands on one head.
+
+    `since`: when the head was first seen. `pusher`: who GitHub said had pushed it; empty when the
+    reaper saw it first. Grants and waivers are recorded as they were first seen, and count only
+    as long as their comments do.
+    """
+
+    number: int
+    base_ref: str
+    gated: bool
+    state: CheckState
+    title: str
+    since: datetime
+    pusher: str = ""
+    fault: str = ""
+    grants: list[Grant] = []
+    waivers: list[Waiver] = []
+    reused: list[LaneResult] = []
+    case: Case | None = None
+
+
+def pack(value: BaseModel) -> str:
+    """A model as text that can stand in an HTML comment."""
+    data = zlib.compress(value.model_dump_json(by_alias=True, exclude_defaults=True).encode(), 9)
+    return base64.b64encode(data).decode()
+
+
+def unpack(kind: type[Model], text: str) -> Model | None:
+    """What was packed, None where it is not that."""
+    try:
+        pump = zlib.decompressobj()
+        data = pump.decompress(base64.b64decode(text, validate=True), MAX_UNPACKED)
+        return None if pump.unconsumed_tail else kind.model_validate_json(data)
+    except (ValueError, zlib.error, ValidationError):
+        return None
+
+
+def seal(text: str) -> str:
+    """A digest that ties a text to the place that names it."""
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def code_digest() -> str:
+    """A digest of the bot's own sources: which bot planned, and which one runs."""
+    root, state = Path(__file__).resolve().parent.parent, sha256()
+    for path in sorted(root.rglob("*.py")):
+        state.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return state.hexdigest()[:16]

@@ -1,0 +1,113 @@
+"""Switches and limits: FLA_BOT, caps, the circuit breaker, and the log of decisions; pure."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, cast, get_args
+
+from bot.errors import UserError
+from bot.github.case import Case, RowId
+from bot.github.records import Run
+
+__all__ = ["EXECUTOR", "PLANNER", "LaneRun", "Mode", "Traffic", "held", "mode_of", "traffic"]
+
+Mode = Literal["on", "shadow", "no-dispatch", "off"]
+EXECUTOR, PLANNER = "fla-bot-executor.yml", "fla-bot.yml"
+BREAKER = 3  # runs of a lane that infrastructure ended, one after the other
+DAY = timedelta(days=1)
+
+
+def mode_of(environment: Mapping[str, str]) -> Mode:
+    """What the repository variable FLA_BOT says; a word that is not known switches nothing on."""
+    word = environment.get("FLA_BOT") or "on"
+    if word not in get_args(Mode):
+        raise UserError(f"FLA_BOT is `{word}`; it may be {', '.join(get_args(Mode))}")
+    return cast("Mode", word)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRun:
+    """A run of the executor that we started."""
+
+    id: int
+    row: RowId
+    created: datetime
+    done: bool
+    conclusion: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Our runs of the last days, oldest first."""
+
+    runs: tuple[LaneRun, ...]
+
+    def run_of(self, row: RowId) -> LaneRun | None:
+        """The run of a row: of two, the older one counts."""
+        return next((run for run in self.runs if run.row == row), None)
+
+    def open_runs(self) -> list[LaneRun]:
+        """Runs that have not ended."""
+        return [run for run in self.runs if not run.done]
+
+
+def traffic(runs: Sequence[Run], us: str) -> Traffic:
+    """Our runs among all runs of the executor; whoever else started one has none of ours."""
+    found = []
+    for run in runs:
+        row = RowId.find(run.display_title)
+        ours = run.actor is not None and run.actor.login == us and run.event == "workflow_dispatch"
+        if row is not None and ours:
+            done = run.status == "completed"
+            found.append(LaneRun(run.id, row, run.created_at, done, run.conclusion or ""))
+    return Traffic(tuple(sorted(found, key=lambda run: run.id)))
+
+
+def held(
+    case: Case,
+    row: RowId,
+    found: Traffic,
+    opened: Sequence[RowId],
+    now: datetime,
+    *,
+    ordered: bool,
+) -> str:
+    """Why a run must not start now, or nothing. `queue:` begins what passes by itself."""
+    minutes, caps = case.minutes(row.lane), case.caps
+    if minutes > caps.job_minutes:
+        return f"it may take {minutes} minutes, the cap for one job is {caps.job_minutes}"
+    today = [run for run in found.runs if now - run.created < DAY]
+    mine = [run.row for run in today if run.row.number == row.number] + list(opened)
+    used = sum(_minutes(case, other) for other in mine)
+    if used + minutes > caps.minutes:
+        return f"this pull request has used {used} of {caps.minutes} minutes today"
+    used = sum(_minutes(case, run.row) for run in today) + sum(_minutes(case, o) for o in opened)
+    if used + minutes > caps.day_minutes:
+        return f"queue: all pull requests have used {used} of {caps.day_minutes} minutes today"
+    machine = row.lane.partition(":")[2]
+    busy = [run.row for run in found.open_runs()] + list(opened)
+    ahead = sum(other.lane.partition(":")[2] == machine for other in busy)
+    if ahead >= caps.open_runs:
+        return f"queue: {ahead} runs are ahead on {machine}"
+    if not ordered and _is_broken(row.lane, found):
+        return (
+            f"infrastructure ended its last {BREAKER} runs; once mended, type "
+            f"/fla-bot run {row.lane}"
+        )
+    return ""
+
+
+def _minutes(case: Case, row: RowId) -> int:
+    """What a run may have used; a lane that this plan does not have counts as the cap."""
+    return case.minutes(row.lane) if row.lane in case.lanes else case.caps.job_minutes
+
+
+def _is_broken(lane: str, found: Traffic) -> bool:
+    """Only infrastructure ends a run with an error: a red verdict is a success of the run."""
+    done = [run for run in found.runs if run.row.lane == lane and run.done]
+    last = [run.conclusion for run in done if run.conclusion != "cancelled"][-BREAKER:]
+    return len(last) == BREAKER and "success" not in last

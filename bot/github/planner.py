@@ -1,0 +1,119 @@
+"""The job that holds the tokens: validates what `scope` made and reconciles what an event names."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from bot.github.case import Case
+from bot.github.events import Event
+from bot.github.reader import Hint
+from bot.github.reconcile import Reconciler
+from bot.github.records import Branch
+from bot.github.scope import Cases
+
+__all__ = ["plan_event", "read_cases"]
+
+MAX_BYTES = 8 << 20
+PUSHES = ("opened", "synchronize")
+
+
+def read_cases(path: Path) -> Cases | str:
+    """What `scope` made, which has read hostile content; or why it cannot be believed."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return "infra: scope left no plan"
+        if path.stat().st_size > MAX_BYTES:
+            return "the plan is too large: split the change"
+        return Cases.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return f"infra: the plan of scope breaks its schema at {place}: {first['msg']}"
+    except OSError as error:
+        return f"infra: the plan of scope cannot be read: {error.strerror}"
+
+
+def plan_event(
+    reconciler: Reconciler, event: Event, path: Path, environment: Mapping[str, str]
+) -> list[int]:
+    """Reconcile what an event names; the pull requests that were looked at."""
+    sender = event.sender.login if event.sender else ""
+    us = reconciler.client.identity.login
+    if sender == us and event.action in ("edited", "created", "deleted"):
+        return []  # our own edits are no news
+    if event.name == "issue_comment":
+        if event.issue is None or event.issue.pull_request is None:
+            return []
+        reconciler.reconcile(event.issue.number)
+        return [event.issue.number]
+    found = read_cases(path)
+    if event.name == "workflow_run":
+        return _groups(reconciler, found, environment)
+    pull = event.pull_request
+    number = pull.number if pull is not None else event.inputs_pr()
+    hint = _hint(reconciler, number, found, environment, closed=event.action == "closed")
+    if event.pull_request is not None and event.action in PUSHES:
+        person = event.sender is not None and event.sender.type == "User"
+        head = event.pull_request.head.sha
+        hint = Hint(hint.fresh, hint.fault, sender if person else "", head)
+    reconciler.reconcile(number, hint)
+    return [number, *_groups(reconciler, found, environment)]
+
+
+def _hint(
+    reconciler: Reconciler,
+    number: int,
+    found: Cases | str,
+    environment: Mapping[str, str],
+    *,
+    closed: bool,
+) -> Hint:
+    """The plan for a pull request's own head, or what is wrong."""
+    if closed:
+        return Hint()
+    if isinstance(found, str):
+        ended = environment.get("SCOPE_RESULT", "")
+        words = f" (its job ended as {ended})" if ended not in ("", "success") else ""
+        return Hint(fault=f"{found}{words}; type /fla-bot run")
+    mine = [case for case in found.cases if case.number == number and not _is_group(case)]
+    if not mine:
+        return Hint(fault=next(iter(found.faults.values()), "infra: scope made no plan"))
+    case = _completed(reconciler, mine[0], environment)
+    if faults := case.faults():
+        return Hint(fault=f"infra: the plan of scope is wrong: {'; '.join(faults)[:300]}")
+    return Hint(fresh=case)
+
+
+def _is_group(case: Case) -> bool:
+    return bool(case.group)
+
+
+def _completed(reconciler: Reconciler, case: Case, environment: Mapping[str, str]) -> Case:
+    """Which bot plans is our own knowledge: whoever read the change has no say in it."""
+    bot = environment.get("GITHUB_WORKFLOW_SHA", "")
+    return case.model_copy(update={"bot": bot, "code": reconciler.code})
+
+
+def _groups(
+    reconciler: Reconciler, found: Cases | str, environment: Mapping[str, str]
+) -> list[int]:
+    """Merge groups among the plans: each gets its own check, if its branch is still there."""
+    if isinstance(found, str):
+        return []
+    done = []
+    for case in found.cases:
+        if not case.group:
+            continue
+        refs = reconciler.client.refs(f"heads/{case.group}")
+        tip = next((ref.sha for ref in refs if ref.ref == f"refs/heads/{case.group}"), "")
+        completed = _completed(reconciler, case, environment)
+        if tip == case.head and not completed.faults():
+            group = Branch(ref=case.group, sha=tip, repo=None)
+            reconciler.reconcile(case.number, Hint(fresh=completed), group=group)
+            done.append(case.number)
+    return done

@@ -1,0 +1,138 @@
+"""How all open pull requests stand, and which of them the reaper should look at; reads only."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from bot.document import Strict
+from bot.github.connection import NotFound
+from bot.github.ledger import PREVIEW, READY, Shown, View
+from bot.github.operate import EXECUTOR, traffic
+from bot.github.reader import books_digest
+from bot.github.reconcile import Reconciler
+from bot.github.records import Branch, Pull
+from bot.trusted import FOLDER
+
+__all__ = ["Overview", "PullStatus", "look_at_groups", "overview"]
+
+QUEUE = "heads/gh-readonly-queue/"
+OPEN = ("queued", "in_progress", "pending")
+# A comment or an edit whose event was lost is found by its time.
+_GROUP = re.compile(r"refs/heads/gh-readonly-queue/.+/pr-([1-9][0-9]*)-[0-9a-f]{40}")
+LOOK_BACK = timedelta(minutes=30)
+
+
+class PullStatus(Strict):
+    """One pull request: its verdict, its runs, and why the reaper should look at it."""
+
+    number: int
+    head: str
+    state: str
+    title: str
+    runs: list[str]
+    due: str
+
+
+class Overview(Strict):
+    """The state of the bot. `due`: pull requests to be reconciled."""
+
+    repository: str
+    mode: str
+    runs: list[str]
+    pulls: list[PullStatus]
+    due: list[int]
+
+
+def overview(reconciler: Reconciler, number: int | None = None) -> Overview:
+    """All open pull requests, or one of them."""
+    client = reconciler.client
+    pulls = [client.pull(number)] if number else client.open_pulls()
+    groups = {} if number else _groups(reconciler)
+    books = dict[str, str | None]()
+    found_runs = traffic(reconciler.runs(), client.identity.login)
+    found = []
+    for pull in pulls:
+        view = reconciler.ledger.read(pull.head.sha, pull.number)
+        shown = view.shown.get(READY) or view.shown.get(PREVIEW)
+        if pull.base.ref not in books:
+            books[pull.base.ref] = _books(reconciler, pull.base.ref)
+        due = _due(pull, view, shown, books[pull.base.ref], reconciler.now())
+        due = due or groups.get(pull.number, "")
+        runs = [f"{run.id} {run.row}" for run in found_runs.runs if run.row.number == pull.number]
+        found.append(
+            PullStatus(
+                number=pull.number,
+                head=pull.head.sha,
+                state=shown.state if shown else "none",
+                title=shown.title if shown else "",
+                runs=runs,
+                due=due,
+            )
+        )
+    return Overview(
+        repository=client.repository,
+        mode=reconciler.mode,
+        runs=[f"{run.id} {run.row} of {EXECUTOR}" for run in found_runs.open_runs()],
+        pulls=found,
+        due=[item.number for item in found if item.due],
+    )
+
+
+def _due(pull: Pull, view: View, shown: Shown | None, books: str | None, now: datetime) -> str:
+    """Why a pull request needs a look, or nothing."""
+    if shown is None:
+        return "no check"
+    if shown.state in OPEN or shown.state == "stale":
+        return f"its check is {shown.state}"
+    if any(entry.result is None for entry in view.entries):
+        return "a run is open"
+    if view.forged:
+        return "forged"
+    standing = view.standings.get(pull.number)
+    if standing is not None and standing.base_ref != pull.base.ref:
+        return "its base has changed"
+    case = standing.case if standing else None
+    if case is not None and case.gated and case.books != books:
+        return "the contracts have changed"
+    if now - pull.updated_at < LOOK_BACK:
+        return "news"
+    return ""
+
+
+def _books(reconciler: Reconciler, branch: str) -> str | None:
+    try:
+        return books_digest(reconciler.client.folder(FOLDER, branch))
+    except NotFound:
+        return None
+
+
+def _groups(reconciler: Reconciler) -> dict[int, str]:
+    """Merge groups without a verdict, by the pull request that they add."""
+    return {
+        number: f"a merge group waits: {group.ref}"
+        for number, group, shown in _all_groups(reconciler)
+        if shown is None or shown.state in OPEN
+    }
+
+
+def _all_groups(reconciler: Reconciler) -> list[tuple[int, Branch, Shown | None]]:
+    found = []
+    for ref in reconciler.client.refs(QUEUE):
+        match = _GROUP.fullmatch(ref.ref)
+        if match:
+            number = int(match[1])
+            view = reconciler.ledger.read(ref.sha, number)
+            group = Branch(ref=ref.ref.removeprefix("refs/heads/"), sha=ref.sha, repo=None)
+            found.append((number, group, view.shown.get(READY)))
+    return found
+
+
+def look_at_groups(reconciler: Reconciler, wanted: int) -> None:
+    """Merge groups of a pull request: one that nobody has planned is planned, others go on."""
+    for number, group, shown in _all_groups(reconciler):
+        if number == wanted and (shown is None or shown.state in OPEN):
+            # A group of which nothing is known is planned first.
+            reconciler.reconcile(number, group=group)
