@@ -29,11 +29,11 @@ from bot.device.arm import Arm
 from bot.device.figures import compare
 from bot.device.kernels import Kernels, asking, read_report, undeclared
 from bot.device.properties import Derivation, Rotation, applicable
+from bot.device.say import environment, say
 from bot.device.trial import ONCE, REPEATS, Results, Trial
 from bot.evidence import (
     CellEvidence,
     Draw,
-    Environment,
     KernelEvidence,
     OutputFigures,
     PropertyEvidence,
@@ -50,7 +50,7 @@ def main() -> None:
     order = json.load(sys.stdin)
     torch.set_num_threads(1)
     if order["device"] == "cuda" and not torch.cuda.is_available():
-        _print("refused", {"reason": "the lane needs a CUDA device; there is none here"})
+        say("refused", {"reason": "the lane needs a CUDA device; there is none here"})
         return
     contract = Contract.model_validate_json(json.dumps(order["contract"]))
     tree = Path(order["trusted_tree"]).resolve()
@@ -59,7 +59,7 @@ def main() -> None:
     points = [contract.entry_points[name] for name in sorted({c.entry_point for c in cells})]
     named = {point.reference for point in points if point.reference}
     references = {reference: load(reference, tree) for reference in named}
-    _print("environment", _environment(order).model_dump(mode="json"))
+    say("environment", environment(order).model_dump(mode="json"))
     arms = _arms(order)
     targets = [point.target for point in points]
     with ThreadPoolExecutor(len(arms)) as pool:
@@ -73,41 +73,18 @@ def main() -> None:
     for cell in cells:
         try:
             for found in both.entries(cell, _draws(order, cell)):
-                _print("cell", found.evidence.model_dump(mode="json"))
+                say("cell", found.evidence.model_dump(mode="json"))
                 for kernel in found.kernels:
-                    _print("kernel", kernel.model_dump(mode="json"))
+                    say("kernel", kernel.model_dump(mode="json"))
         except (MemoryError, torch.OutOfMemoryError):
             traceback.print_exc()  # a cell that is not reported fails; the others go on
     # A single cell that is run again shows nothing of the others.
     if "seed" not in order and both.configurations is None:
         for kernel in both.kernels.evidence():
-            _print("kernel", kernel.model_dump(mode="json"))
+            say("kernel", kernel.model_dump(mode="json"))
         for route in both.kernels.routes(list(dict.fromkeys(c.entry_point for c in cells))):
-            _print("route", route.model_dump(mode="json"))
-    _print("end", {})
-
-
-def _print(kind: str, value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps({kind: value}) + "\n")
-    sys.stdout.flush()
-
-
-def _environment(order: dict[str, Any]) -> Environment:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = "absent"
-    cuda = order["device"] == "cuda"
-    return Environment(
-        python=sys.version.split()[0],
-        torch=torch.__version__,
-        triton=triton,
-        device=torch.cuda.get_device_name() if cuda else "cpu",
-        interpreter=order["interpreter"],
-        protections=order["protections"],
-    )
+            say("route", route.model_dump(mode="json"))
+    say("end", {})
 
 
 def _arms(order: dict[str, Any]) -> dict[str, Arm]:

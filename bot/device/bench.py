@@ -35,8 +35,9 @@ from bot.device.audit import Look, differ, keep_worst
 from bot.device.clock import ceilings, has_changed, reader
 from bot.device.rows import ARMS, Content, Row, Times, arm_names
 from bot.device.runner import REPORT_BYTES, Failed, Runner, shared_memory
+from bot.device.say import environment, say
 from bot.device.trial import Trial
-from bot.evidence import HUGE, Audit, Costs, Environment
+from bot.evidence import HUGE, Audit, Costs
 from bot.model import Outcome
 from bot.tree import TreeFinder, load
 
@@ -366,7 +367,7 @@ def main() -> None:
     """The job that stands on standard input."""
     order = json.load(sys.stdin)
     if order["device"] == "cuda" and not torch.cuda.is_available():
-        _print("refused", {"reason": "the lane needs a CUDA device; there is none here"})
+        say("refused", {"reason": "the lane needs a CUDA device; there is none here"})
         return
     contract = Contract.model_validate_json(json.dumps(order["contract"]))
     tree = Path(order["trusted_tree"]).resolve()
@@ -379,11 +380,11 @@ def main() -> None:
         n: Runner(n, socket.socket(fileno=order["arms"][n]), timeout_s) for n in ARMS
     }
     bench = Bench(
-        rows, runners, order["device"], quads=order["quads"], references=references, show=_print
+        rows, runners, order["device"], quads=order["quads"], references=references, show=say
     )
     before = bench.read() | ceilings(order["device"])
-    environment = _environment(order).model_copy(update={"before": before})
-    _print("environment", environment.model_dump(mode="json"))
+    machine = environment(order).model_copy(update={"before": before})
+    say("environment", machine.model_dump(mode="json"))
     gc.disable()
     try:
         targets = sorted({row.call.target for row in rows})
@@ -391,33 +392,10 @@ def main() -> None:
     except Failed as error:
         for row in rows:
             row.fault = row.fault or str(error)
-            _print("row", row.evidence().model_dump(mode="json"))
-    environment = environment.model_copy(update={"after": bench.read()})
-    _print("environment", environment.model_dump(mode="json"))
-    _print("end", {"stages": bench.stages})
-
-
-def _print(kind: str, value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps({kind: value}) + "\n")
-    sys.stdout.flush()
-
-
-def _environment(order: dict[str, Any]) -> Environment:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = "absent"
-    cuda = order["device"] == "cuda"
-    return Environment(
-        python=sys.version.split()[0],
-        torch=torch.__version__,
-        triton=triton,
-        device=torch.cuda.get_device_name() if cuda else "cpu",
-        interpreter=order["interpreter"],
-        protections=order["protections"],
-    )
+            say("row", row.evidence().model_dump(mode="json"))
+    machine = machine.model_copy(update={"after": bench.read()})
+    say("environment", machine.model_dump(mode="json"))
+    say("end", {"stages": bench.stages})
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from bot.change import Repository
 from bot.contract import Contract
-from bot.errors import InfraError
-from bot.evidence import Environment, Evidence, RowEvidence
-from bot.lanes.job import ARMS, START_TIMEOUT_S, Progress, read_message
+from bot.evidence import Evidence, RowEvidence
+from bot.lanes.job import ARMS, START_TIMEOUT_S, Progress
+from bot.lanes.result import evidence_of, read_message, told
 from bot.lanes.session import Session
 from bot.model import Job, Plan
 from bot.policy import Policy
@@ -57,7 +55,6 @@ def run_benchmark(
                 "interpreter": lane.interpreter,
                 "call_timeout_s": lane.call_timeout_s,
                 "start_timeout_s": START_TIMEOUT_S,
-                "protections": [],
                 "restarts": RESTARTS,
                 "quads": QUADS,
             }
@@ -97,28 +94,13 @@ def _drive(
 def _evidence(
     plan: Plan, job: Job, lines: list[dict[str, Any]], session: Session, wall_s: float
 ) -> Evidence:
-    try:
-        found = [Environment.model_validate(m["environment"]) for m in lines if "environment" in m]
-        rows = [RowEvidence.model_validate_json(json.dumps(m["row"])) for m in lines if "row" in m]
-    except ValidationError as error:
-        raise InfraError(f"the device process wrote something unreadable: {error}") from error
-    if not found:
-        last = session.logs["device"].last_line()
-        raise InfraError(f"the device process did not start: {last or 'no message'}")
+    rows = told(lines, "row", RowEvidence)
     ends = [message["end"] for message in lines if "end" in message]
-    complete = bool(ends)
-    reason = "the lane's time was over" if session.timed_out else "the device process ended early"
-    return Evidence(
-        schema="fla-bot/evidence@2",
-        plan=plan.hash,
-        job=job.id,
-        lane=job.lane,
-        head=plan.head,
-        merge_base=plan.merge_base,
-        trusted=plan.trusted,
-        complete=complete,
-        note="" if complete else reason,
-        environment=session.protection.into(found[-1]),
+    return evidence_of(
+        plan,
+        job,
+        lines,
+        session,
         # A row is told again after each restart, with all that is known of it.
         rows=list({row.row: row for row in rows}.values()),
         wall_s=wall_s,

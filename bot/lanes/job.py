@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from bot.change import Repository
 from bot.contract import Contract
-from bot.errors import InfraError
-from bot.evidence import CellEvidence, Environment, Evidence, KernelEvidence, RouteEvidence
+from bot.evidence import CellEvidence, Evidence, KernelEvidence, RouteEvidence
 from bot.kernels import most_configurations
+from bot.lanes.result import evidence_of, read_message, told
 from bot.lanes.session import Session
 from bot.model import Job, Plan
 from bot.plan import find_cells
 from bot.policy import Policy
 
-__all__ = ["ARMS", "START_TIMEOUT_S", "Progress", "read_message", "run_job"]
+__all__ = ["ARMS", "START_TIMEOUT_S", "Progress", "run_job"]
 
 START_TIMEOUT_S = 120
 ARMS = ("base", "head")
@@ -111,7 +109,6 @@ def _order(session: Session, policy: Policy, contract: Contract, job: Job) -> di
         "interpreter": session.lane.interpreter,
         "call_timeout_s": session.lane.call_timeout_s,
         "start_timeout_s": START_TIMEOUT_S,
-        "protections": [],  # known only later; `run_job` puts them in
     }
 
 
@@ -131,53 +128,16 @@ def _listen(
             yield message
 
 
-def read_message(line: bytes) -> dict[str, Any]:
-    """What the device process says in one line; InfraError if it refuses the job."""
-    try:
-        message = json.loads(line)
-    except ValueError as error:
-        raise InfraError("the device process wrote something unreadable") from error
-    if not isinstance(message, dict):
-        raise InfraError("the device process wrote something unreadable")
-    if "refused" in message:
-        raise InfraError(str(message["refused"].get("reason")))
-    return message
-
-
 def _evidence(
     plan: Plan, job: Job, lines: list[dict[str, Any]], session: Session, wall_s: float
 ) -> Evidence:
-    try:
-        environment = [
-            Environment.model_validate(m["environment"]) for m in lines if "environment" in m
-        ]
-        cells = [
-            CellEvidence.model_validate_json(json.dumps(m["cell"])) for m in lines if "cell" in m
-        ]
-        kernels = [KernelEvidence.model_validate(m["kernel"]) for m in lines if "kernel" in m]
-        routes = [
-            RouteEvidence.model_validate_json(json.dumps(m["route"])) for m in lines if "route" in m
-        ]
-    except ValidationError as error:
-        raise InfraError(f"the device process wrote something unreadable: {error}") from error
-    complete = any("end" in message for message in lines)
-    if not environment:
-        last = session.logs["device"].last_line()
-        raise InfraError(f"the device process did not start: {last or 'no message'}")
-    reason = "the lane's time was over" if session.timed_out else "the device process ended early"
-    return Evidence(
-        schema="fla-bot/evidence@2",
-        plan=plan.hash,
-        job=job.id,
-        lane=job.lane,
-        head=plan.head,
-        merge_base=plan.merge_base,
-        trusted=plan.trusted,
-        complete=complete,
-        note="" if complete else reason,
-        environment=session.protection.into(environment[0]),
-        cells=cells,
-        kernels=kernels,
-        routes=routes,
+    return evidence_of(
+        plan,
+        job,
+        lines,
+        session,
+        cells=told(lines, "cell", CellEvidence),
+        kernels=told(lines, "kernel", KernelEvidence),
+        routes=told(lines, "route", RouteEvidence),
         wall_s=wall_s,
     )

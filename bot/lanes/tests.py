@@ -31,6 +31,7 @@ from bot.coverage import Coverage, targets_of
 from bot.errors import InfraError
 from bot.evidence import CellUse, Environment, Evidence, TestEvidence
 from bot.judge.tests import GONE
+from bot.lanes.result import evidence
 from bot.lanes.session import Session
 from bot.model import Change, Job, Plan
 from bot.policy import Lane, Policy
@@ -145,17 +146,11 @@ def run_tests(
         raise InfraError(f"pytest cannot start the tests here: {_last_line(sides.head.log)}")
     found = list(_compare(sides))
     note = _note(sides, found)
-    return Evidence(
-        schema="fla-bot/evidence@2",
-        plan=plan.hash,
-        job=job.id,
-        lane=job.lane,
-        head=plan.head,
-        merge_base=plan.merge_base,
-        trusted=plan.trusted,
-        complete=not note,
-        note=note,
-        environment=environment,
+    return evidence(
+        plan,
+        job,
+        note,
+        environment,
         tests=found,
         coverage=_coverage(contracts, sides),
         wall_s=time.monotonic() - began,
