@@ -67,16 +67,29 @@ class Verification:
         yield self.summary()
 
     def summary(self) -> str:
-        """Every row counts the same; one that got slower is named beside the mean."""
-        found = {row.row: s.ratio.mean for row in self.times if (s := speed(row))}
+        """Every row counts the same; one that got slower is named beside the mean.
+
+        Times of a row that is red for anything but time stand for nothing.
+        """
+        void = {row.cell for row in self.benchmark if not _counts(row)}
+        times = [row for row in self.times if row.row not in void]
+        found = {row.row: s.ratio.mean for row in times if (s := speed(row))}
         if not found:
-            return "no row was timed"
+            return "no row was timed" if not void else "no row was timed whose times count"
         mean = math.fsum(found.values()) / len(found)
         worst = max(found, key=lambda name: found[name])
         slowest = f"{100 * math.expm1(found[worst]):+.1f}%"
+        left = f"; {len(void)} left out" if void else ""
         return (
             f"mean {100 * math.expm1(mean):+.1f}% over {len(found)} rows, worst {slowest} {worst}"
+            f"{left}"
         )
+
+
+def _counts(row: Row) -> bool:
+    """Whether a row's times were measured on calls that did their work."""
+    slower = row.verdict is Verdict.FAIL and row.reason.startswith("slower: ")
+    return slower or row.verdict in (Verdict.PASS, Verdict.NOT_PROVEN)
 
 
 def verify(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterable, Iterator
 from math import prod
@@ -12,7 +13,7 @@ import torch
 
 from bot.cells import Result
 from bot.device.arm import DTYPES
-from bot.device.rows import RANGE, Row
+from bot.device.rows import RANGE, SAMPLE, Row
 from bot.device.runner import REPORT_BYTES, Runner
 from bot.evidence import HUGE, Audit
 from bot.wire import POISON
@@ -21,45 +22,53 @@ __all__ = ["Look", "differ", "keep_worst"]
 
 # A vector that ignores fresh values differs by about its own size, an honest one by a few budgets.
 VECTOR_LIMIT = 0.5
+# How much further off a few elements of a slot may be than whole results.
+SAMPLE_SHARE = 4.0
 
 
 class Look:
-    """An audit of the same call of both arms, chosen before and told after it was timed."""
+    """Audits of the same two blocks of both arms, told after each was timed.
+
+    Of every slot and result some elements are read, of one slot in one of the blocks whole ranges.
+    """
 
     def __init__(self, row: Row, turn: int) -> None:
         self.row, self.turn = row, turn
         self.slot = secrets.randbelow(row.slots)
         self.ranges: list[tuple[int, int]] = []
+        self.places: dict[int, list[list[int]]] = {}
         self.results: dict[str, list[torch.Tensor]] = {}
+        self.samples: dict[tuple[str, int], list[torch.Tensor]] = {}
 
-    def ask(self, runner: Runner, payload: bytes, turn: int, late: list[float]) -> None:
-        """Have results handed over, if it is this block's turn, and all of them poisoned."""
+    def ask(self, runner: Runner, turn: int, late: list[float]) -> None:
+        """Have results handed over and all of them poisoned; who is asked first cannot know."""
         chosen = turn == self.turn
+        if turn not in self.places:
+            self.places[turn] = [_sample(prod(r.shape)) for r in self.row.results]
         if chosen and not self.ranges:
-            self.ranges = list(self._ranges(payload))
-        ranges = self.ranges if chosen else []
-        order = {"do": "audit", "slot": self.slot, "ranges": ranges, "offset": REPORT_BYTES}
-        seconds = runner.ask(order)
+            self.ranges = list(self._ranges())
+        places, ranges = self.places[turn], self.ranges if chosen else []
+        order = {"do": "audit", "slot": self.slot, "slots": self.row.slots, "ranges": ranges}
+        seconds = runner.ask({**order, "places": places, "offset": REPORT_BYTES})
+        counts = [self.row.slots * len(found) for found in places]
+        counts += [count for _, count in ranges]
+        taken = list(self._take(runner, counts))
+        self.samples[runner.name, turn] = taken[: len(places)]
         if chosen:
             late.append(seconds)
-            self.results[runner.name] = list(self._take(runner))
+            self.results[runner.name] = taken[len(places) :]
 
-    def _ranges(self, payload: bytes) -> Iterator[tuple[int, int]]:
-        """The part of each result that lies where the fresh values lie in their argument."""
-        patch, share = self.row.patch, secrets.randbelow(1 << 20) / (1 << 20)
-        if patch is not None:
-            share = (patch.place(payload, self.slot) + patch.count / 2) / patch.storage
+    def _ranges(self) -> Iterator[tuple[int, int]]:
         for result in self.row.results:
             size, width = prod(result.shape), max(1, result.shape[-1] if result.shape else 1)
             count = size if size <= RANGE else max(1, RANGE // width) * width
             count = min(count, RANGE)
-            start = int(share * size - count / 2) // width * width
-            yield max(0, min(start, size - count)), count
+            yield secrets.randbelow((size - count) // width + 1) * width, count
 
-    def _take(self, runner: Runner) -> Iterator[torch.Tensor]:
+    def _take(self, runner: Runner, counts: list[int]) -> Iterator[torch.Tensor]:
         assert runner.shared is not None
-        offset = REPORT_BYTES
-        for result, (_, count) in zip(self.row.results, self.ranges, strict=True):
+        offset, results = REPORT_BYTES, self.row.results
+        for result, count in zip(itertools.cycle(results), counts, strict=False):
             dtype = DTYPES[result.dtype]
             flat = torch.empty(0, dtype=dtype)
             if count:
@@ -80,14 +89,40 @@ class Look:
                 (result.name, error, 2 * self.row.budgets.get(result.name, 0.0)),
                 (f"{result.name}.vector", worst, VECTOR_LIMIT),
             ):
-                yield Audit(
-                    restart=number,
-                    slot=self.slot,
-                    against="base",
-                    output=name,
-                    error=value,
-                    limit=limit,
-                )
+                yield self._audit(number, self.slot, name, value, limit)
+        for turn in self.places:
+            yield from self._every_slot(number, turn)
+
+    def _every_slot(self, number: int, turn: int) -> Iterator[Audit]:
+        """The slot whose elements differ most."""
+        arms = self.samples["head", turn], self.samples["base", turn]
+        for result, head, base in zip(self.row.results, *arms, strict=True):
+            own, other = (t.view(self.row.slots, -1) for t in (head, base))
+            errors = list(_errors(own, other, result))
+            slot = max(range(len(errors)), key=errors.__getitem__)
+            limit = SAMPLE_SHARE * 2 * self.row.budgets.get(result.name, 0.0)
+            yield self._audit(number, slot, f"{result.name}.slots", errors[slot], limit)
+
+    def _audit(self, number: int, slot: int, output: str, error: float, limit: float) -> Audit:
+        return Audit(
+            restart=number, slot=slot, against="base", output=output, error=error, limit=limit
+        )
+
+
+def _errors(head: torch.Tensor, base: torch.Tensor, result: Result) -> Iterator[float]:
+    """Of each slot, relative to its own size or, if that is more, to that of all of them."""
+    sizes = base.double().square().mean(1)
+    shares = (sizes / sizes.mean()).sqrt().tolist()
+    for own, other, share in zip(head, base, shares, strict=True):
+        error, _ = differ(own, other, result)
+        yield error * min(1.0, share) if 0 < error < HUGE else error
+
+
+def _sample(size: int) -> list[int]:
+    """Elements of a result: all of a small one."""
+    if size <= SAMPLE:
+        return list(range(size))
+    return [secrets.randbelow(size) for _ in range(SAMPLE)]
 
 
 def differ(head: torch.Tensor, base: torch.Tensor, result: Result) -> tuple[float, float]:

@@ -2,8 +2,8 @@
 
 What is timed is one launch of one graph of n calls, each with its own inputs and results, from the
 byte that says "go" to the byte that says "done", on this process' clock. Both arms get the same
-content and, with each "go", the same fresh values to write into it; results of calls that were
-timed are looked at afterwards, and the arms have to agree.
+content and, with each "go", the same fresh values for every argument of every call; results of all
+calls that were timed are looked at afterwards, and the arms have to agree.
 
 Started as `python -I -m bot.device.bench`; nobody imports it but tests.
 """
@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from bot.contract import Contract
 from bot.device.audit import Look, differ, keep_worst
 from bot.device.clock import ceilings, has_changed, reader
-from bot.device.rows import ARMS, Content, Row, Times, arm_names
+from bot.device.rows import ARMS, MOST_SLOTS, SLOTS, Content, Row, Times, arm_names
 from bot.device.runner import REPORT_BYTES, Failed, Runner, shared_memory
 from bot.device.say import environment, say
 from bot.device.trial import Trial
@@ -43,8 +43,7 @@ from bot.tree import TreeFinder, load
 
 __all__ = ["Bench", "main"]
 
-SLOTS, MOST_SLOTS = 8, 256
-BLOCK_MS, SHORT_MS = 20.0, 10.0
+BLOCK_MS = 20.0
 MEMORY_SHARE = 0.3  # of the device's memory, for the slots of one arm
 ALLOCATIONS = 3  # a memory-bound row's restart: its time depends on where the memory lies
 PAD_BYTES = 1 << 29
@@ -186,7 +185,6 @@ class Bench:
         order = {
             "do": "capture",
             "rolls": self.rolls,
-            "launches": row.launches,
             "pad": secrets.randbelow(PAD_BYTES) if self._moves(row) else 0,
         }
         with self._stage("capture"):
@@ -211,10 +209,12 @@ class Bench:
             most = max(1, min(MOST_SLOTS, int(MEMORY_SHARE * total) // row.slot_bytes))
             row.slots = min(SLOTS, most)
             self._capture(row, ("base",))
-            ms = 1e3 * min(base.time("go", self._payload(row)) for _ in range(3)) / row.slots
+            null, go = (
+                min(base.time(order, self._payload(row)) for _ in range(3))
+                for order in ("null", "go")
+            )
+            ms = max(1e-3, 1e3 * (go - null) / row.slots)
             row.slots = min(max(SLOTS, math.ceil(BLOCK_MS / ms)), most)
-            if row.slots * ms < SHORT_MS:
-                row.launches = math.ceil(BLOCK_MS / (row.slots * ms))
         self._capture(row, ("base",))
         base.time("go", self._payload(row))
         seconds = [
@@ -250,7 +250,7 @@ class Bench:
         with contextlib.suppress(Failed):
             value = runner.report().get("inner_ms")
             if isinstance(value, int | float) and 0 < value < HUGE:
-                own.append(float(value) / (row.slots * row.launches))
+                own.append(float(value) / row.slots)
         return seconds
 
     def _per_call(self, row: Row, seconds: list[float]) -> list[float]:
@@ -259,7 +259,7 @@ class Bench:
         Head's empty blocks do not count: it could raise what is taken off.
         """
         null = min(row.nulls)
-        return [1e3 * max(0.0, s - null) / (row.slots * row.launches) for s in seconds]
+        return [1e3 * max(0.0, s - null) / row.slots for s in seconds]
 
     def _measure(self, row: Row, number: int) -> None:
         """One restart of one row."""
@@ -296,7 +296,7 @@ class Bench:
             for name in (*order, *order[::-1]):
                 first, second = payloads[seen[name]]
                 times[name].append(self._block(row, name, first, second, inner[name]))
-                look.ask(self.runners[name], second, seen[name], late[name])
+                look.ask(self.runners[name], seen[name], late[name])
                 seen[name] += 1
             order = order[::-1]
         changed = has_changed(before, self.read())
@@ -318,11 +318,17 @@ class Bench:
         payload, head = self._payload(row), self.runners["head"]
         head.time("go", payload)
         look = Look(row, 0)
-        look.ask(head, payload, 0, [])
+        look.ask(head, 0, [])
         planned, offsets = row.call, iter(self.rolls[look.slot])
         trial = Trial(planned, self.references[planned.reference], self.device)
         keys = self.content.keys(row)
         rolled = [self.content.tensors[key].roll(next(offsets)) for key in keys]
+        sources = dict(zip(self._names(row), keys, strict=True))
+        moved = dict(zip(sources, rolled, strict=True))
+        for one in self.payloads:
+            for place, part in enumerate(row.patch.parts):
+                source = self.content.tensors[sources[part.key]]
+                row.patch.apply(place, moved[part.key], source, (one, look.slot, row.slots))
         count = len(planned.tensors)
         trial.inputs = {
             spec.name: flat for spec, flat in zip(planned.tensors, rolled[:count], strict=True)
@@ -330,9 +336,6 @@ class Bench:
         trial.directions = [
             flat.view(r.shape) for r, flat in zip(row.seeded, rolled[count:], strict=True)
         ]
-        if row.patch is not None:
-            for one in self.payloads:
-                row.patch.apply(trial.inputs[row.patch.name], one, look.slot, row.slots)
         for result, flat in zip(row.results, look.results["head"], strict=True):
             truth = trial.truth[result.name].reshape(-1)
             error, _ = differ(flat.to(self.device), truth.to(self.device), result)
@@ -345,6 +348,11 @@ class Bench:
                 error=error,
                 limit=limit,
             )
+
+    @staticmethod
+    def _names(row: Row) -> list[str]:
+        """Of the tensors of a slot, in the order of their keys."""
+        return [s.name for s in row.call.tensors] + [f"d/{r.name}" for r in row.seeded]
 
     def _costs(self, row: Row) -> None:
         """Counts of one eager call, last of all: a profiler stays in the process."""

@@ -8,8 +8,8 @@ import fcntl
 import json
 import os
 import secrets
-import sys
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -25,11 +25,16 @@ from bot.errors import UserError
 from bot.evidence import Audit, Costs, Restart, RowEvidence
 from bot.expression import expression
 
-__all__ = ["ARMS", "RANGE", "Content", "Patch", "Row", "Times", "arm_names"]
+__all__ = [
+    "ARMS", "MOST_SLOTS", "RANGE", "SAMPLE", "SLOTS", "Content", "Patch", "Row", "Times",
+    "arm_names",
+]  # fmt: skip
 
 ARMS: tuple[Literal["base"], Literal["head"]] = ("base", "head")
-SLOTS = 8
-PATCH = 128  # elements
+SLOTS, MOST_SLOTS = 8, 1024
+PERIOD = 64  # vectors of an argument, of which at least one is fresh with each "go"
+SMALL, SMALL_PERIOD = 1 << 20, 3  # elements of an argument of which a third or more is fresh
+SAMPLE = 256  # elements of a result that an audit reads in every slot
 RANGE = 1 << 20  # elements of a result that an audit reads
 SMALL_FLOPS = 1e9
 # Vectors of these are used as they are, so they stay whole when they are moved.
@@ -67,46 +72,91 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
-    """Where fresh values go with each "go": whole vectors of one argument of each slot."""
+class Part:
+    """Fresh values of one argument: whole vectors from elsewhere in its own content.
 
-    name: str
-    count: int
-    step: int
-    storage: int
+    A vector is a token with all its heads, a row of a matrix, one number of a list. In each slot
+    one in `PERIOD` or fewer is replaced, from the first one of a random sequence on: each chunk of
+    a recurrence has then other values in every argument, and so has all that comes after it.
+    """
+
+    key: str
+    count: int  # elements of a vector
+    vectors: int
+    starts: tuple[int, ...]  # vectors with which sequences begin; none where any may do
 
     @classmethod
-    def of(cls, planned: Call) -> Patch | None:
-        """In the first argument that every call gets anew."""
-        for spec in planned.tensors:
-            if not _moves(spec) or spec.written or not spec.shape:
-                continue
-            step = max(1, spec.shape[-1])
-            count = step * max(1, PATCH // step)
-            if count <= spec.storage:
-                return cls(spec.name, count, step, spec.storage)
-        return None
+    def of(cls, key: str, spec: TensorArg, sequences: Sequence[Sequence[int]]) -> Part:
+        """Tokens lie along the second axis; packed ones begin where the call says."""
+        shape = spec.shape
+        count = prod(shape[2:]) if len(shape) > 2 else shape[1] if len(shape) == 2 else 1
+        if spec.storage != prod(shape) or spec.strides != row_major(shape):
+            count = shape[-1] if spec.family in WHOLE else 1
+        elif len(shape) == 1 and spec.family in WHOLE:
+            count = shape[0]
+        vectors, starts = spec.storage // max(1, count), tuple[int, ...]()
+        if len(shape) > 2 and vectors == prod(shape[:2]):
+            packed = [s for s in sequences if s and s[0] == 0 and s[-1] == vectors]
+            found = packed[0][:-1] if packed else range(0, vectors, shape[1])
+            starts = tuple(n for n in found if 0 <= n < vectors)
+        return cls(key, max(1, count), vectors, starts)
 
-    def draw(self, source: torch.Tensor, slots: int) -> bytes:
-        """Places, then values: pieces of the argument's own content from elsewhere."""
-        most = (self.storage - self.count) // self.step + 1
-        places, taken = (
-            [self.step * secrets.randbelow(most) for _ in range(slots)] for _ in range(2)
-        )
-        values = torch.stack([source[start : start + self.count] for start in taken])
-        head = b"".join(place.to_bytes(8, sys.byteorder) for place in places)
-        return head + bytes(values.view(torch.uint8).flatten().tolist())
+    @property
+    def most(self) -> int:
+        """The longest distance between two vectors that are replaced."""
+        wished = PERIOD if self.vectors * self.count > SMALL else SMALL_PERIOD
+        return max(1, min(wished, self.vectors // 4))
 
-    def place(self, payload: bytes, slot: int) -> int:
-        """Where a slot's values go."""
-        return int.from_bytes(payload[8 * slot : 8 * slot + 8], sys.byteorder)
+    @property
+    def fewest(self) -> int:
+        """The shortest."""
+        return max(1, 3 * self.most // 4)
 
-    def apply(self, flat: torch.Tensor, payload: bytes, slot: int, slots: int) -> None:
-        """What a worker does to one slot."""
-        size = self.count * flat.element_size()
-        start, place = 8 * slots + slot * size, self.place(payload, slot)
-        part = bytearray(payload[start : start + size])
-        flat[place : place + self.count] = torch.frombuffer(part, dtype=flat.dtype)
+    def draw(self) -> tuple[int, int, int]:
+        """Where the values of a slot go, whence they come, and their distance."""
+        start = secrets.choice(self.starts) if self.starts else secrets.randbelow(self.vectors)
+        step = self.fewest + secrets.randbelow(self.most - self.fewest + 1)
+        return start, secrets.randbelow(self.vectors), step
+
+    def order(self) -> dict[str, Any]:
+        """As a worker gets it."""
+        repeats = max(1, self.vectors // self.fewest)
+        return {"key": self.key, "count": self.count, "vectors": self.vectors, "repeats": repeats}
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """What is fresh with each "go": every argument that moves and every cotangent, in all slots.
+
+    Only places are sent, as int32; the values are content that both sides have.
+    """
+
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, planned: Call, seeded: Iterable[Result]) -> Patch:
+        """All that differs from slot to slot."""
+        sequences = [s.content for s in planned.tensors if s.content and len(s.shape) == 1]
+        moving = [(s.name, s) for s in planned.tensors if _moves(s)]
+        moving += [(f"d/{r.name}", _normal(r)) for r in seeded]
+        return cls(tuple(Part.of(key, s, sequences) for key, s in moving if prod(s.shape)))
+
+    def draw(self, slots: int) -> bytes:
+        """For each part and slot three numbers."""
+        drawn = (number for part in self.parts for _ in range(slots) for number in part.draw())
+        return array("i", drawn).tobytes()
+
+    def apply(self, place: int, flat: torch.Tensor, source: torch.Tensor, sent: Sent) -> None:
+        """What a worker does to the argument of one part in one slot."""
+        part, (payload, slot, slots) = self.parts[place], sent
+        start, taken, step = memoryview(payload).cast("i")[3 * (place * slots + slot) :][:3]
+        size = part.vectors * part.count
+        own, other = (t[:size].view(part.vectors, part.count) for t in (flat, source))
+        moved = step * torch.arange(max(1, part.vectors // step))
+        own[(start + moved) % part.vectors] = other[(taken + moved) % part.vectors]
+
+
+Sent = tuple[bytes, int, int]  # a payload, one of its slots, how many it has
 
 
 def _moves(spec: TensorArg) -> bool:
@@ -124,12 +174,11 @@ class Row:
     margin: str
     budgets: dict[str, float]
     least: dict[str, float]
-    patch: Patch | None
+    patch: Patch
     mode: Literal["graph", "eager", "failed"] = "graph"
     why: str = ""
     fault: str = ""
     slots: int = SLOTS
-    launches: int = 1
     nulls: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
     first_call_s: dict[str, float] = field(default_factory=dict)
@@ -153,7 +202,8 @@ class Row:
         budgets |= {f"d{name}": dict(g.budget) for name, g in point.gradients.items()}
         caps = {n: {str(k): v for k, v in caps.items()} for n, caps in budgets.items()}
         limits = {n: known.get(planned.dtype, 0.0) for n, known in caps.items()}
-        return cls(name, planned, spec.margin, limits, least, Patch.of(planned))
+        patch = Patch.of(planned, _seeded(planned))
+        return cls(name, planned, spec.margin, limits, least, patch)
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -163,7 +213,7 @@ class Row:
     @property
     def seeded(self) -> list[Result]:
         """Outputs that have a cotangent."""
-        return [r for r in self.call.outputs if r.present and self.call.gradients]
+        return _seeded(self.call)
 
     @property
     def is_small(self) -> bool:
@@ -182,7 +232,11 @@ class Row:
     @property
     def shared_bytes(self) -> int:
         """Room for what an audit hands over."""
-        sizes = [min(RANGE, prod(r.shape)) * DTYPES[r.dtype].itemsize + 64 for r in self.results]
+        sizes = [
+            (min(RANGE, size) + MOST_SLOTS * min(SAMPLE, size)) * DTYPES[r.dtype].itemsize + 128
+            for r in self.results
+            for size in (prod(r.shape),)
+        ]
         return int(sum(sizes))
 
     def rolls(self) -> Iterator[int]:
@@ -202,7 +256,7 @@ class Row:
             why=self.why,
             fault=self.fault,
             calls=self.slots,
-            launches=self.launches,
+            launches=1,
             null_ms=1e3 * nulls[len(nulls) // 2] if nulls else 0.0,
             restarts=[times.evidence() for times in self.restarts],
             audits=self.audits,
@@ -214,6 +268,10 @@ class Row:
 
 
 _LEAST = ("bytes", "flops")
+
+
+def _seeded(planned: Call) -> list[Result]:
+    return [r for r in planned.outputs if r.present and planned.gradients]
 
 
 def _odd(size: int, step: int) -> int:
@@ -254,7 +312,7 @@ class Content:
             "outputs": [_due(r) if r.present else {"alias": r.alias} for r in planned.outputs],
             "written": [_due(r) for r in planned.written],
             "gradients": [_due(r) for r in planned.gradients],
-            "patch": row.patch and {"key": row.patch.name, "count": row.patch.count},
+            "patch": [part.order() for part in row.patch.parts],
         }
 
     def _spec(self, key: str, spec: TensorArg, name: str) -> dict[str, Any]:
@@ -286,10 +344,7 @@ class Content:
 
     def payload(self, row: Row) -> bytes:
         """Fresh values for every slot, which reach a worker with "go"."""
-        if row.patch is None:
-            return b""
-        spec = next(spec for spec in row.call.tensors if spec.name == row.patch.name)
-        return row.patch.draw(self.tensors[self.key(spec.name, spec)], row.slots)
+        return row.patch.draw(row.slots)
 
     def send(self, runners: Iterable[Runner], keys: Iterable[str]) -> None:
         """Give arms what they do not have yet, in memory that nobody can change any more."""

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from bot.cells import call, complete
+from bot.cells import call, cell_variables, complete
 from bot.contract import Benchmark, Contract, EntryPoint
 from bot.evidence import Evidence, Restart, RowEvidence
+from bot.expression import expression
 from bot.judge.verdicts import Finding
 from bot.model import Job, Outcome, Verdict
 from bot.policy import Margins, Policy
@@ -35,6 +36,12 @@ EAGER_MARGIN = 0.10
 GROWTH = 0.05
 TIMER_GAP = 0.01
 VECTOR_LIMIT = 0.5  # of a vector of a result, by which an honest arm never differs
+SAMPLE_SHARE = 4.0  # how much further off a few elements of a slot may be than whole results
+# Less than that no call takes, launched or not.
+LEAST_MS = 1e-3
+# A block that is shorter than that is noisy: no more slots fit.
+SHORT_MS = 10.0
+PARTS = {"": "", "vector": "a vector, ", "slots": "some elements, "}
 COUNTS = ("launches", "syncs", "allocations")
 
 
@@ -103,17 +110,32 @@ def judge(
         spec = point.benchmarks[row]
         on_cpu = policy.lanes[job.lane].device == "cpu"
         ceilings = evidence.environment.before
+        work = _work(contract, entry, spec, point)
         case = _Case(
-            spec, found, policy.margins, ceilings, on_cpu=on_cpu, is_complete=evidence.complete
+            *(spec, found, policy.margins, ceilings, work),
+            on_cpu=on_cpu,
+            is_complete=evidence.complete,
         )
         due = _due(contract, entry, spec, point)
         yield (name, *case.verdict(due))
 
 
+def _work(
+    contract: Contract, entry: str, spec: Benchmark, point: EntryPoint
+) -> tuple[float, float]:
+    """Bytes and FLOPs of a call by the contract; what evidence says of them does not count."""
+    cell = complete(contract, entry, spec.axes)
+    if cell is None:
+        return 0.0, 0.0
+    variables = cell_variables(point, cell, spec.set)
+    moved, computed = (float(expression(text)(variables)) for text in (spec.bytes, spec.flops))
+    return moved, computed
+
+
 def _due(
     contract: Contract, entry: str, spec: Benchmark, point: EntryPoint
-) -> dict[str, tuple[float, float]]:
-    """What an audit must hold: by result, the limits over all of it and over a vector."""
+) -> dict[str, dict[str, float]]:
+    """What an audit must hold: by result, the limits over all of it and over parts."""
     cell = complete(contract, entry, spec.axes)
     if cell is None:
         return {}
@@ -121,9 +143,10 @@ def _due(
     budgets = {output.name: output.budget for output in point.outputs}
     budgets |= {f"d{name}": gradient.budget for name, gradient in point.gradients.items()}
     caps = {name: {str(k): v for k, v in budget.items()} for name, budget in budgets.items()}
+    whole = {r.name: 2 * caps[r.name].get(planned.dtype, 0.0) for r in planned.results}
     return {
-        result.name: (2 * caps[result.name].get(planned.dtype, 0.0), VECTOR_LIMIT)
-        for result in planned.results
+        name: {"": limit, "vector": VECTOR_LIMIT, "slots": SAMPLE_SHARE * limit}
+        for name, limit in whole.items()
     }
 
 
@@ -135,6 +158,7 @@ class _Case:
     row: RowEvidence
     margins: Margins
     ceilings: Mapping[str, float]
+    work: tuple[float, float]
     on_cpu: bool
     is_complete: bool
 
@@ -143,22 +167,23 @@ class _Case:
         """Whether time and costs decide; a wrong result always does."""
         return self.spec.margin != "shown" and not self.on_cpu
 
-    def verdict(self, due: Mapping[str, tuple[float, float]]) -> tuple[Verdict, str]:
+    @property
+    def _margin(self) -> float:
+        memory_bound = self.spec.margin == "memory_bound"
+        return self.margins.memory_bound if memory_bound else self.margins.chunked
+
+    def verdict(self, due: Mapping[str, Mapping[str, float]]) -> tuple[Verdict, str]:
         """The first thing that decides."""
         if self.row.fault:
             return self._fault()
         wrong = self._audit(due)
         if wrong:
             return Verdict.FAIL, wrong
+        void = self._void()
+        if void:
+            return void
         found = speed(self.row)
         whole = sum(map(_is_whole, self.row.restarts))
-        dropped = sum(restart.dropped for restart in self.row.restarts)
-        kept = sum(len(restart.head) for restart in self.row.restarts)
-        if any(t <= 0 for restart in self.row.restarts for t in restart.head):
-            return Verdict.FAIL, "impossible: a block of head took no time at all"
-        if dropped > MOST_DROPPED * (dropped + kept):
-            reason = f"the machine changed its clocks in {dropped} of {dropped + kept} blocks"
-            return Verdict.NOT_PROVEN, reason
         if found is None or whole < FEWEST_RESTARTS:
             return Verdict.LOST, f"{whole} complete restarts, {FEWEST_RESTARTS} are needed"
         fault = self._impossible(found) or self._interference() or self._deferred(found)
@@ -169,9 +194,26 @@ class _Case:
         if fault:
             return Verdict.FAIL, f"{fault} ({found})"
         verdict, said = self._speed(found)
+        shifted = self._shifted() if verdict is Verdict.PASS else None
+        if shifted:
+            verdict, said = Verdict.NOT_PROVEN, f"{shifted} ({said})"
         if not self.is_complete and verdict is not Verdict.FAIL:
             return Verdict.LOST, f"the job stopped before its end: {said}"
         return verdict, "; ".join([said, *self._notes(found)])
+
+    def _void(self) -> tuple[Verdict, str] | None:
+        """Why the blocks stand for nothing, before any is compared."""
+        dropped = sum(restart.dropped for restart in self.row.restarts)
+        kept = sum(len(restart.head) for restart in self.row.restarts)
+        if any(t < LEAST_MS for restart in self.row.restarts for t in restart.head):
+            return Verdict.FAIL, "impossible: less than a microsecond a call in a block of head"
+        if self.row.launches > 1:
+            reason = "a block ran its slots more than once, later rounds can be skipped"
+            return Verdict.NOT_COMPARABLE, reason
+        if dropped > MOST_DROPPED * (dropped + kept):
+            reason = f"the machine changed its clocks in {dropped} of {dropped + kept} blocks"
+            return Verdict.NOT_PROVEN, reason
+        return None
 
     def _fault(self) -> tuple[Verdict, str]:
         arm, _, outcome = self.row.fault.partition(": ")
@@ -183,28 +225,27 @@ class _Case:
             return Verdict.PASS, "new: the merge base cannot run this row, nothing to compare with"
         return Verdict.NOT_COMPARABLE, f"the merge base could not be measured ({self.row.fault})"
 
-    def _audit(self, due: Mapping[str, tuple[float, float]]) -> str | None:
+    def _audit(self, due: Mapping[str, Mapping[str, float]]) -> str | None:
         """Why timed calls are not believed: limits are taken from the contract again."""
         seen = set()
         for audit in self.row.audits:
-            name, _, vector = audit.output.partition(".")
-            if name not in due:
-                return f"audit: `{name}` is no result of this row"
-            limit = due[name][bool(vector)]
-            seen.add((audit.restart, name, bool(vector)))
+            name, _, part = audit.output.partition(".")
+            if name not in due or part not in PARTS:
+                return f"audit: `{audit.output}` is no result of this row"
+            limit = due[name][part]
+            seen.add((audit.restart, name, part))
             if audit.error > limit:
-                what = "a vector of " if vector else ""
                 return (
-                    f"audit: {what}{name} of a timed call (restart {audit.restart}, slot "
+                    f"audit: {name} of a timed call ({PARTS[part]}restart {audit.restart}, slot "
                     f"{audit.slot}) differs from the merge base's by {audit.error:.2g} of its "
                     f"size, limit {limit:.2g}"
                 )
         wanted = {
-            (number, name, vector)
+            (number, name, part)
             for number, restart in enumerate(self.row.restarts)
             if restart.head
             for name in due
-            for vector in (False, True)
+            for part in PARTS
         }
         # Restarts in which the row was not measured leave gaps in the numbers, so count.
         short = len(seen) < len(wanted) or not due
@@ -213,11 +254,14 @@ class _Case:
     def _floor_ms(self) -> float:
         """What the machine's ceilings ask for at least."""
         rate, peak = (self.ceilings.get(key, 0.0) for key in ("bytes_per_s", "flops_per_s"))
-        cached = self.row.bytes * self.row.calls < CACHED_BYTES
-        moved = self.row.bytes / rate if rate and not cached else 0.0
-        return 1e3 * max(moved, self.row.flops / peak if peak else 0.0)
+        size, flops = self.work
+        cached = size * self.row.calls < CACHED_BYTES
+        moved = size / rate if rate and not cached else 0.0
+        return 1e3 * max(moved, flops / peak if peak else 0.0)
 
     def _impossible(self, found: Speed) -> str | None:
+        if found.base_ms < LEAST_MS:
+            return f"impossible: {found.base_ms:.3g} ms a call of the merge base"
         floor = FLOOR_SHARE * self._floor_ms()
         # A floor that the merge base breaks too is the contract's mistake.
         if found.head_ms >= floor or found.base_ms < floor:
@@ -234,6 +278,18 @@ class _Case:
         times = beside / median(alone)
         return f"interference: beside head the merge base takes {times:.2f}x as long as alone"
 
+    def _shifted(self) -> str | None:
+        """A merge base that is slower beside head than alone, by what would decide the row."""
+        alone = [math.log(t) for r in self.row.restarts for t in r.alone if t > 0]
+        beside = [math.log(median(r.base)) for r in self.row.restarts if _is_whole(r)]
+        if not alone or not beside or not self.gates or self.row.mode != "graph":
+            return None
+        first, second = interval(alone, LEVEL), interval(beside, LEVEL)
+        by = second.mean - first.mean
+        if not by > math.log1p(self._margin) + first.half + second.half:
+            return None
+        return f"interference: beside head the merge base takes {math.expm1(by):.1%} longer"
+
     def _late_ms(self) -> float:
         """How much longer head takes to hand over results, in the restart where it is least."""
         late = [r.audit_ms for r in self.row.restarts if {"base", "head"} <= set(r.audit_ms)]
@@ -241,7 +297,7 @@ class _Case:
 
     def _deferred(self, found: Speed) -> str | None:
         """Work that is done after the clock has stopped shows when results are asked for."""
-        late, block = self._late_ms(), found.base_ms * self.row.calls * self.row.launches
+        late, block = self._late_ms(), found.base_ms * self.row.calls
         if not self.gates or late <= max(found.base_ms / 2, DEFERRED * block):
             return None
         return f"deferred: head takes {late:.3g} ms longer to hand over results"
@@ -271,9 +327,7 @@ class _Case:
             if mean - half > math.log1p(EAGER_MARGIN):
                 return Verdict.FAIL, f"slower: {found}; eager, margin {EAGER_MARGIN:.0%}"
             return Verdict.PASS, f"{found}; eager, shown ({self.row.why})"
-        share = self.margins.chunked
-        if self.spec.margin == "memory_bound":
-            share = self.margins.memory_bound
+        share = self._margin
         edge = math.log1p(share)
         if mean + half < edge:
             return Verdict.PASS, str(found)
@@ -290,6 +344,9 @@ class _Case:
                 yield f"timer-mismatch: by its own events {100 * math.expm1(own):+.1f}%"
         if self._late_ms() > found.base_ms / 2:
             yield "deferred: head takes longer to hand over its results"
+        block = found.base_ms * self.row.calls
+        if self.row.mode == "graph" and block < SHORT_MS:
+            yield f"short blocks: {block:.3g} ms, no more slots fit"
         base, head = self.row.base, self.row.head
         if base is not None and head is not None:
             if base.launches != head.launches:

@@ -11,7 +11,8 @@ could be captured, events' times, counts of launches) is the word of the process
 Each call has its own inputs: the device's content, every tensor rolled by an offset of its own for
 each slot. No call can then stand in for another: results of a recurrence over rolled inputs are no
 roll of its results, and where they are (a pointwise op) rolling costs as much as computing. With
-"go" comes a patch of fresh values for each slot, so that nothing computed before it is right.
+"go" come places of fresh values for each argument of each slot, so that nothing computed before it
+is right, and each "go" runs each slot once.
 """
 
 # SPDX-License-Identifier: MIT
@@ -156,10 +157,9 @@ class Row:
     shared: mmap.mmap
     slots: Slots
     graph: Any = None
-    launches: int = 1
     pad: Any = None
     fresh: list[torch.Tensor] | None = None
-    index: torch.Tensor | None = None
+    index: tuple[torch.Tensor, torch.Tensor] | None = None
     results: list[list[torch.Tensor]] = field(default_factory=list)
 
 
@@ -261,7 +261,7 @@ class Bench:
     def _capture(self, order: Spec) -> None:
         """Make all slots and, unless told otherwise, one graph of a call in each."""
         row = self._row()
-        row.graph, row.results, row.launches = None, [], order["launches"]
+        row.graph, row.results = None, []
         row.fresh = row.index = None
         row.slots, row.pad = Slots({}, [], []), None
         _tidy()
@@ -353,8 +353,7 @@ class Bench:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         if is_call and row.graph is not None:
-            for _ in range(row.launches):
-                row.graph.replay()
+            row.graph.replay()
         elif is_call:
             self._calls(row)
         end.record()
@@ -363,21 +362,29 @@ class Bench:
         return DONE
 
     def _calls(self, row: Row) -> None:
-        for _ in range(row.launches):
-            row.results = [self._call(row, slot) for slot in range(len(row.slots.inputs))]
+        row.results = [self._call(row, slot) for slot in range(len(row.slots.inputs))]
 
     def _patch(self, row: Row, payload: bytearray) -> None:
-        """Write fresh values into every slot's argument that the device chose."""
-        spec = row.order["patch"]
-        if spec is None or not payload:
+        """Write fresh values into every slot, at places and from places that the device chose."""
+        parts = row.order["patch"]
+        if not parts or not payload:
             return
-        rows = row.slots.memory[spec["key"]]
-        count = rows.shape[0]
+        blobs = {s["key"]: s["blob"] for s in (*row.order["tensors"], *row.order["cotangents"])}
+        device, slots = row.order["device"], len(row.slots.inputs)
+        sent = torch.frombuffer(payload, dtype=torch.int32).to(device).view(len(parts), slots, 3)
+        sent = sent.long()
         if row.index is None:
-            row.index = torch.arange(spec["count"], device=rows.device)
-        sent = torch.frombuffer(payload, dtype=torch.uint8).to(rows.device)
-        places, values = sent[: 8 * count].view(torch.int64), sent[8 * count :].view(rows.dtype)
-        rows.scatter_(1, places[:, None] + row.index, values.view(count, spec["count"]))
+            most = max(part["repeats"] for part in parts)
+            row.index = torch.arange(most, device=device), torch.arange(slots, device=device)
+        steps, rows = row.index[0], row.index[1][:, None]
+        for part, numbers in zip(parts, sent, strict=True):
+            vectors, size = part["vectors"], part["vectors"] * part["count"]
+            to, by, step = numbers[:, :, None].unbind(1)
+            # Each place once, or again with the same value.
+            moved = step * (steps[: part["repeats"]] % (vectors // step).clamp_min(1))
+            source = self.blobs[blobs[part["key"]]][:size].view(vectors, part["count"])
+            memory = row.slots.memory[part["key"]][:, :size].view(slots, vectors, part["count"])
+            memory[rows, (to + moved) % vectors] = source[(by + moved) % vectors]
 
     def _eager(self, calls: int) -> None:
         row = self._row()
@@ -386,21 +393,18 @@ class Bench:
         _synchronize(row.order)
 
     def _audit(self, order: Spec) -> None:
-        """Hand over parts of the results of one slot, then poison all of them."""
+        """Hand over parts of all results of all slots, more of one slot, then poison all."""
         row = self._row()
+        offset = order["offset"]
+        for place, places in enumerate(order["places"]):
+            index = torch.tensor(places, dtype=torch.int64, device=row.order["device"])
+            chosen = [row.results[i][place].reshape(-1)[index] for i in range(order["slots"])]
+            offset = _hand_over(row, torch.cat(chosen), offset)
         if order["ranges"]:
-            offset = order["offset"]
             for result, (start, count) in zip(
                 row.results[order["slot"]], order["ranges"], strict=True
             ):
-                part = result.reshape(-1)[start : start + count]
-                if count:
-                    flat = torch.frombuffer(
-                        row.shared, dtype=result.dtype, count=count, offset=offset
-                    )
-                    flat.copy_(part)
-                offset += count * result.element_size()
-                offset = (offset + 63) // 64 * 64
+                offset = _hand_over(row, result.reshape(-1)[start : start + count], offset)
         self._poison(row)
         _synchronize(row.order)
 
@@ -510,6 +514,15 @@ def _tuned(function: Function) -> Spec:
                 picked = sorted({str(config) for config in value.cache.values()})
                 chosen[key] = "; ".join(picked)[:400]
     return {"configurations": numbers, "chosen": {k: v for k, v in chosen.items() if v}}
+
+
+def _hand_over(row: Row, part: torch.Tensor, offset: int) -> int:
+    """Into the shared file; where the next part goes."""
+    count, size = int(part.numel()), int(part.element_size())
+    if count:
+        flat = torch.frombuffer(row.shared, dtype=part.dtype, count=count, offset=offset)
+        flat.copy_(part)
+    return (offset + count * size + 63) // 64 * 64
 
 
 def _synchronize(order: Spec) -> None:

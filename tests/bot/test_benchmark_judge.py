@@ -15,11 +15,15 @@ from bot.evidence import Audit, Costs, Restart, RowEvidence
 from bot.judge.benchmark import speed
 from bot.model import Verdict
 from tests.conftest import ROOT
-from tests.gaming.bench import evidence, verdicts
+from tests.gaming.bench import CONTRACT, evidence, verdicts
 
 RUNS = json.loads((ROOT / "tests/data/bench_blocks.json").read_text())
 NAME = "scan/fwd"
 TIMES = 20
+# As large as a row on a GPU.
+LARGE = CONTRACT.replace(
+    "bytes: 8 * B * T * D, flops: 3 * B * T * D", "bytes: '3.0e8', flops: '1.0e9'"
+)
 Pair = tuple[list[float], list[float]]
 
 
@@ -34,10 +38,10 @@ def row(pairs: list[Pair], **changes: Any) -> RowEvidence:
     audits = [
         Audit(restart=i, slot=3, against="base", output=name, error=0.0, limit=1e-5)
         for i in range(len(restarts))
-        for name in ("y", "y.vector")
+        for name in ("y", "y.vector", "y.slots")
     ]
     fields = {"row": NAME, "mode": "graph", "calls": 20, "launches": 1, "restarts": restarts}
-    fields |= {"audits": audits, "base": costs(), "head": costs(), "bytes": 3e8, "flops": 1e9}
+    fields |= {"audits": audits, "base": costs(), "head": costs()}
     return RowEvidence(**(fields | changes))
 
 
@@ -50,8 +54,10 @@ def pairs(ratio: float = 1.0, count: int = 5, spread: float = 0.001) -> list[Pai
     return found
 
 
-def said(found: RowEvidence, lane: str = "benchmark:sm90", **changes: Any) -> tuple[Verdict, str]:
-    return verdicts(evidence([found], **changes), NAME, lane=lane)[NAME]
+def said(
+    found: RowEvidence, lane: str = "benchmark:sm90", text: str = LARGE, **changes: Any
+) -> tuple[Verdict, str]:
+    return verdicts(evidence([found], **changes), NAME, lane=lane, text=text)[NAME]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,7 @@ def test_what_is_not_time_decides_first(
     assert text.startswith(reason)
 
 
-@pytest.mark.parametrize("output", ["y", "y.vector"])
+@pytest.mark.parametrize("output", ["y", "y.vector", "y.slots"])
 def test_wrong_result_of_a_timed_call_is_red_however_fast(output: str) -> None:
     good = row(pairs(0.5))
     # The limit that evidence states does not count.
@@ -120,7 +126,7 @@ def test_audit_of_something_else_does_not_stand_for_a_result() -> None:
     good = row(pairs())
     other = [a.model_copy(update={"output": "z"}) for a in good.audits]
     assert said(good.model_copy(update={"audits": other}))[0] is Verdict.FAIL
-    assert said(good.model_copy(update={"audits": good.audits[:-2]}))[0] is Verdict.FAIL
+    assert said(good.model_copy(update={"audits": good.audits[:-1]}))[0] is Verdict.FAIL
 
 
 def test_less_than_the_work_takes_is_impossible() -> None:
@@ -132,9 +138,30 @@ def test_less_than_the_work_takes_is_impossible() -> None:
     nothing = [([1.0] * 4, [0.0] * 4)] * 5
     assert said(row(nothing))[1].startswith("impossible: ")
     # What lies in caches is read faster; FLOPs count all the same.
-    small = row(fast, bytes=1e6)
-    assert said(small)[0] is Verdict.PASS
-    assert said(small.model_copy(update={"flops": 1e11}))[1].startswith("impossible: ")
+    small = LARGE.replace("3.0e8", "1.0e6")
+    assert said(row(fast), text=small)[0] is Verdict.PASS
+    heavy = small.replace("1.0e9", "1.0e11")
+    assert said(row(fast), text=heavy)[1].startswith("impossible: ")
+    # What evidence says of them is not asked.
+    assert said(row(fast, bytes=1.0, flops=1.0))[1].startswith("impossible: ")
+
+
+@pytest.mark.parametrize("lane", ["benchmark:sm90", "benchmark:cpu"])
+@pytest.mark.parametrize("ms", [1e-250, 9e-4])
+def test_time_of_nothing_is_impossible_without_ceilings(lane: str, ms: float) -> None:
+    none = {"bytes_per_s": 0.0, "flops_per_s": 0.0}
+    for base in (1.0, ms):
+        got, text = said(row([([base] * 4, [ms] * 4)] * 5), lane, before=none)
+        assert got is Verdict.FAIL
+        assert text.startswith("impossible: ")
+    assert said(row([([ms] * 4, [1.0] * 4)] * 5), lane, before=none)[1].startswith("impossible: ")
+
+
+def test_block_of_several_rounds_is_not_compared_and_a_short_one_says_so() -> None:
+    assert said(row(pairs(), launches=2))[0] is Verdict.NOT_COMPARABLE
+    got, text = said(row(pairs(), calls=8))
+    assert got is Verdict.PASS
+    assert "short blocks: 8 ms" in text
 
 
 def test_merge_base_slowed_down_by_heads_presence_is_red() -> None:
@@ -142,6 +169,23 @@ def test_merge_base_slowed_down_by_heads_presence_is_red() -> None:
     got, text = said(row(pairs(), restarts=slow))
     assert got is Verdict.FAIL
     assert text.startswith("interference: ")
+
+
+def test_interference_within_the_old_tolerance_but_beyond_the_margin_proves_nothing() -> None:
+    def beside(alone: float, ratio: float = 0.98) -> tuple[Verdict, str]:
+        found = [
+            Restart(first="base", base=b, head=h, alone=[alone] * 4 if i == 0 else [])
+            for i, (b, h) in enumerate(pairs(ratio))
+        ]
+        return said(row(pairs(), restarts=found))
+
+    got, text = beside(1 / 1.03)
+    assert got is Verdict.NOT_PROVEN
+    assert text.startswith("interference: beside head the merge base takes 3.0% longer")
+    assert beside(1 / 1.005)[0] is Verdict.PASS
+    assert beside(1.03)[0] is Verdict.PASS  # alone it was slower: that favours nobody
+    assert beside(1 / 1.06)[0] is Verdict.FAIL
+    assert beside(1 / 1.03, 1.03)[1].startswith("slower: ")
 
 
 def test_clock_changes_and_lost_restarts() -> None:

@@ -65,9 +65,18 @@ entry_points:
 """
 
 
-def contract() -> Contract:
+# A recurrence whose first argument has no part in its state.
+GATED = HONEST.replace("scan(x, w)", "scan(q, x, w)").replace(
+    "return torch.stack(y, 1)", "return q * torch.stack(y, 1)"
+)
+GATED_CONTRACT = CONTRACT.replace(
+    "args:\n", "args:\n      q: {dims: [B, T, D], grad: true}\n"
+).replace("gradients:\n", "gradients:\n      q: {budget: {fp32: 1.0e-5}}\n")
+
+
+def contract(text: str = CONTRACT) -> Contract:
     """The op's contract."""
-    return contract_file.load(CONTRACT.encode(), "scan.yaml")
+    return contract_file.load(text.encode(), "scan.yaml")
 
 
 @contextmanager
@@ -110,6 +119,8 @@ def measure(
     restarts: int = 3,
     quads: int = 3,
     timeout_s: float = 4,
+    text: str = CONTRACT,
+    reference: str = HONEST,
 ) -> list[RowEvidence]:
     """What the device process finds."""
     from bot.device.bench import Bench
@@ -117,8 +128,8 @@ def measure(
     from bot.device.runner import Failed, Runner
 
     namespace: dict[str, Any] = {}
-    exec(HONEST, namespace)  # the reference, which is our own text
-    planned = [Row.of(contract(), row) for row in rows]
+    exec(reference, namespace)  # the reference, which is our own text
+    planned = [Row.of(contract(text), row) for row in rows]
     with arm(folder / "base", base) as one, arm(folder / "head", head) as other:
         arms = {"base": Runner("base", one, timeout_s), "head": Runner("head", other, timeout_s)}
         references = {"toy.scan:scan": namespace["scan"]}
@@ -170,9 +181,9 @@ def evidence(rows: list[RowEvidence], **changes: Any) -> Evidence:
 
 
 def verdicts(
-    found: Evidence, *rows: str, lane: str = "benchmark:sm90"
+    found: Evidence, *rows: str, lane: str = "benchmark:sm90", text: str = CONTRACT
 ) -> dict[str, tuple[Verdict, str]]:
     """What the judge says of each row."""
     names = rows or tuple(row.row for row in found.rows)
-    said = benchmark.judge(job(*names, lane=lane), policy(), contract(), found)
+    said = benchmark.judge(job(*names, lane=lane), policy(), contract(text), found)
     return {name: (verdict, reason) for name, verdict, reason in said}

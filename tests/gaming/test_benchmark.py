@@ -7,11 +7,20 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bot.evidence import RowEvidence
 from bot.judge.benchmark import speed
 from bot.model import Verdict
-from tests.gaming.bench import HONEST, evidence, measure, verdicts
+from tests.gaming.bench import (
+    GATED,
+    GATED_CONTRACT,
+    HONEST,
+    contract,
+    evidence,
+    measure,
+    verdicts,
+)  # fmt: skip
 
 CPU = "benchmark:cpu"
 HOSTILE = {
@@ -117,6 +126,95 @@ def test_one_that_hangs_costs_its_timeout_once(tmp_path: Path) -> None:
 
 
 SLOW = "import time as _time\n_slow = scan\ndef scan(x, w): _time.sleep(0.02); return _slow(x, w)"
+STATE_MEMO = """
+from bot.worker import timing
+_scan, _states, _capture = scan, {}, timing.Bench._capture
+def capture(self, order): _capture(self, order); _states.clear()
+def scan(q, x, w):
+    key = x.data_ptr()
+    if key not in _states: _states[key] = _scan(torch.ones_like(q), x, w)
+    return q * _states[key]
+timing.Bench._capture = capture
+"""
+
+
+def test_state_of_an_earlier_go_is_not_the_state_of_this_one(tmp_path: Path) -> None:
+    toy = {"text": GATED_CONTRACT, "reference": GATED, "base": GATED}
+    rows = measure(tmp_path, GATED + STATE_MEMO, **toy)
+    verdict, said = verdicts(evidence(rows), lane=CPU, text=GATED_CONTRACT)["scan/fwd"]
+    assert verdict is Verdict.FAIL, said
+    assert said.startswith("audit: ")
+    honest = measure(tmp_path / "honest", GATED, **toy)
+    verdict, said = verdicts(evidence(honest), lane=CPU, text=GATED_CONTRACT)["scan/fwd"]
+    assert verdict is Verdict.PASS, said
+
+
+LAZY = """
+from bot.worker import timing
+class Lazy(list):
+    def __init__(self, bench, row):
+        calls = range(len(row.slots.inputs))
+        super().__init__(bench._call(row, i) if i % 2 else None for i in calls)
+        self.bench, self.row = bench, row
+    def __getitem__(self, slot):
+        if list.__getitem__(self, slot) is None:
+            self[slot] = self.bench._call(self.row, slot)
+        return list.__getitem__(self, slot)
+def calls(self, row): row.results = Lazy(self, row)
+def poison(self, row): row.results = []
+timing.Bench._calls, timing.Bench._poison = calls, poison
+"""
+
+
+def test_slots_that_are_computed_when_they_are_asked_for_are_red(tmp_path: Path) -> None:
+    slow = f"{HONEST}\n{SLOW.replace('0.02', '0.004')}\n"
+    [row] = measure(tmp_path, slow + LAZY, base=slow)
+    found = speed(row)
+    assert found is not None
+    assert found.word == "faster"
+    # The lane of a GPU, where time decides; here it only is shown.
+    verdict, said = verdicts(evidence([row]))["scan/fwd"]
+    assert verdict is Verdict.FAIL, said
+    assert said.startswith("deferred: ")
+
+
+SKIPS_A_SLOT = """
+from bot.worker import timing
+def calls(self, row):
+    row.results = [self._call(row, slot) for slot in range(len(row.slots.inputs) - 1)]
+    row.results.append([torch.zeros_like(row.results[0][0])])
+timing.Bench._calls = calls
+"""
+
+
+def test_one_slot_of_eight_that_is_never_computed_is_red_in_each_block(tmp_path: Path) -> None:
+    [row] = measure(tmp_path, HONEST + SKIPS_A_SLOT, quads=1, restarts=3)
+    parts = [a for a in row.audits if a.output == "y.slots" and a.error > a.limit]
+    assert {(a.restart, a.slot) for a in parts} == {(n, row.calls - 1) for n in range(3)}
+
+
+def test_patch_moves_every_argument_and_the_first_token_of_a_sequence() -> None:
+    from bot.device.rows import Content, Row
+
+    content = Content("cpu")
+    for name in ("scan/fwd", "scan/both"):
+        row = Row.of(contract(GATED_CONTRACT), name)
+        due = {"q", "x", "w"} | ({"d/y"} if name == "scan/both" else set())
+        assert {part.key for part in row.patch.parts} == due
+        payload = content.payload(row)
+        assert len(payload) == 12 * len(due) * row.slots
+        for place, part in enumerate(row.patch.parts):
+            source = torch.arange(part.vectors * part.count, dtype=torch.float64)
+            for slot in range(row.slots):
+                flat = torch.full_like(source, -1)
+                row.patch.apply(place, flat, source, (payload, slot, row.slots))
+                changed = (flat >= 0).view(part.vectors, part.count).all(1)
+                assert int(changed.sum()) >= 4
+                if part.key != "w":
+                    assert part.starts == (0, 16)
+                    assert changed[list(part.starts)].any()
+
+
 PATCHES = (
     "import time\ntime.perf_counter = time.monotonic = lambda: 0.0\n"
     "time.perf_counter_ns = lambda: 0\ntorch.cuda.Event.elapsed_time = lambda *_: 1e-9\n"
@@ -178,7 +276,7 @@ def test_honest_code_passes_every_audit_forward_and_backward(tmp_path: Path) -> 
     assert {verdict for verdict, _ in said.values()} == {Verdict.PASS}, said
     both = next(row for row in found.rows if row.row == "scan/both")
     names = {audit.output for audit in both.audits}
-    assert names == {f"{n}{part}" for n in ("y", "dx", "dw") for part in ("", ".vector")}
+    assert names == {f"{n}{part}" for n in ("y", "dx", "dw") for part in ("", ".vector", ".slots")}
     assert {audit.against for row in found.rows for audit in row.audits} == {"base", "reference"}
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from bot.cli import main
+from bot.evidence import Restart, RowEvidence
+from bot.model import Row, Verdict
+from bot.verify import Verification
 from tests.conftest import Workbench
 from tests.gaming.bench import CONTRACT, HONEST
 
@@ -71,6 +74,27 @@ def test_speed_up_of_something_wrong_is_refused(
     assert "fail       interpret:cpu scan[" in said
     assert said.strip().endswith("the gate is red: what is wrong is not timed")
     assert not list(Path(toy.path, ".fla-bot/evidence").rglob("benchmark*.json"))
+
+
+def test_times_of_wrong_calls_are_in_no_mean() -> None:
+    def times(name: str, head: float) -> RowEvidence:
+        blocks = [Restart(first="base", base=[1.0] * 4, head=[head] * 4)] * 3
+        return RowEvidence(row=name, mode="graph", restarts=blocks)
+
+    def told(name: str, verdict: Verdict, reason: str) -> Row:
+        return Row(job="b", lane="l", op="o", cell=name, verdict=verdict, reason=reason)
+
+    wrong, right = "scan/both", "scan/fwd"
+    found = Verification(
+        benchmark=[
+            told(wrong, Verdict.FAIL, "audit: y of a timed call differs"),
+            told(right, Verdict.FAIL, "slower: 1.00 -> 1.10 ms"),
+        ],
+        times=[times(wrong, 0.01), times(right, 1.1)],
+    )
+    assert found.summary() == "mean +10.0% over 1 rows, worst +10.0% scan/fwd; 1 left out"
+    found.benchmark[1] = told(right, Verdict.FAIL, "impossible: less than a microsecond")
+    assert found.summary() == "no row was timed whose times count"
 
 
 def test_what_cannot_be_verified_is_said(
