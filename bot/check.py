@@ -30,7 +30,7 @@ from bot.model import (
     Scope,
     digest,
 )
-from bot.plan import Side, plan, unproven
+from bot.plan import Side, lane_cells, plan, unproven
 from bot.report.checklist import Facts, checklist, conclude
 from bot.rules import Context, Result, Tree, inspect
 from bot.scope import affected_entry_points, owns, scope
@@ -264,6 +264,7 @@ def _facts(
             if books.contracts[op].status == "enforced"
         },
         unanchored=list(_unanchored(analysis)),
+        shed={op: _shed(books, op) for op in sorted({*analysis.reached, *books.edits})},
     )
 
 
@@ -279,6 +280,22 @@ def _unanchored(analysis: Analysis) -> Iterator[str]:
         if missing:
             part = f" ({missing} of {len(job.cells)} cells)" if missing < len(job.cells) else ""
             yield f"{job.op} on {job.lane}{part}"
+
+
+def _shed(books: Books, op: str) -> tuple[int, list[str]]:
+    """How many cells are frozen for required lanes, and those that the contract no longer has."""
+    contract, anchors = books.contracts.get(op), books.anchors.get(op)
+    if contract is None or anchors is None or contract.status != "enforced":
+        return 0, []
+    frozen, gone = 0, []
+    for name, measured in sorted(anchors.lanes.items()):
+        lane = books.policy.lanes.get(name)
+        if lane is None or not lane.required:
+            continue
+        known = {cell.id for cell in lane_cells(contract, books.policy, name)}
+        frozen += len(measured.cells)
+        gone += [f"{cell} on {name}" for cell in sorted(set(measured.cells) - known)]
+    return frozen, gone
 
 
 def _summary(change: Change) -> ChangeSummary:

@@ -95,9 +95,10 @@ class CellEvidence(Strict):
     """One cell: how each arm ended, and the figures where both ran.
 
     `base_form` says what stood on the base side: the merge base's own kernel or, where that
-    cannot run the cell, the reference computed in the declared dtypes. `configuration`: which of
-    the autotuner's configurations was forced, None for its own choice. `kernels`: what the worker
-    says it launched. `unfit`: configurations that were not taken, and why.
+    cannot run the cell or gives something that is not finite, the reference computed in the
+    declared dtypes. `configuration`: which of the autotuner's configurations was forced, None for
+    its own choice. `kernels`: what the worker says it launched. `unfit`: configurations that were
+    not taken, and why. `unprofiled`: why it is not known which kernels took the device's time.
     """
 
     cell: CellId
@@ -111,6 +112,7 @@ class CellEvidence(Strict):
     backend: Annotated[str, Field(max_length=80)] = ""
     kernels: list[Annotated[str, Field(max_length=120)]] = []
     unfit: list[Annotated[str, Field(max_length=400)]] = []
+    unprofiled: Annotated[str, Field(max_length=200)] = ""
 
 
 class KernelEvidence(Strict):
@@ -252,7 +254,11 @@ class Environment(Strict):
 
 
 class Evidence(Strict):
-    """The result file of one job; which of the lists is filled depends on the lane's kind."""
+    """The result file of one job; which of the lists is filled depends on the lane's kind.
+
+    `configurations`: how many of them are due in each cell of a lane that tries all, as the host
+    counts them in the source. None: it cannot, or the lane is another one.
+    """
 
     schema_id: Literal["fla-bot/evidence@1", "fla-bot/evidence@2"] = Field(
         "fla-bot/evidence@2", alias="schema"
@@ -266,6 +272,7 @@ class Evidence(Strict):
     complete: bool
     note: Text = ""
     environment: Environment
+    configurations: Annotated[int, Field(ge=0)] | None = None
     cells: list[CellEvidence] = []
     kernels: list[KernelEvidence] = []
     routes: list[RouteEvidence] = []

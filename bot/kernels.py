@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
-    "Binding", "Call", "Function", "Imported", "Module", "Provided", "Sources", "Target", "calls",
-    "device_code", "dotted", "is_kernel", "last_part", "launched", "most_configurations",
+    "Binding", "Call", "Counted", "Function", "Imported", "Module", "Provided", "Sources", "Target",
+    "calls", "device_code", "dotted", "is_kernel", "last_part", "launched", "most_configurations",
     "parse_module", "provided_names",
 ]  # fmt: skip
 
@@ -332,9 +332,16 @@ class Sources:
         return ""
 
 
-def most_configurations(tree: Path) -> int:
-    """The longest list of an autotuner's configurations under a folder, where it is written out."""
-    most = 0
+class Counted(NamedTuple):
+    """How many there are at least, and whether there can be no more."""
+
+    least: int
+    is_complete: bool
+
+
+def most_configurations(tree: Path) -> Counted:
+    """The longest list of an autotuner's configurations under a folder."""
+    most = Counted(0, is_complete=True)
     for path in sorted(tree.rglob("*.py")):
         if path.is_symlink() or not path.is_file():
             continue
@@ -347,26 +354,41 @@ def most_configurations(tree: Path) -> int:
                 if isinstance(decorator, ast.Call) and last_part(decorator).endswith("autotune"):
                     named = [item.value for item in decorator.keywords if item.arg == "configs"]
                     value = (*named, *decorator.args, None)[0]
-                    most = max(most, _length(module, value, _HOPS))
+                    found = _length(module, value, _HOPS)
+                    known = most.is_complete and found.is_complete
+                    most = Counted(max(most.least, found.least), known)
     return most
 
 
-def _length(module: Module, value: ast.expr | None, hops: int) -> int:
-    """How many items an expression for a list has at least."""
+def _length(module: Module, value: ast.expr | None, hops: int) -> Counted:
+    """How many items an expression for a list has; of several that it may be, the longest."""
+    unknown = Counted(1, is_complete=False)
     if isinstance(value, ast.List | ast.Tuple):
         starred = [item.value for item in value.elts if isinstance(item, ast.Starred)]
-        inner = sum(_length(module, item, hops) for item in starred)
-        return len(value.elts) - len(starred) + inner
-    if isinstance(value, ast.BinOp):
-        return sum(_length(module, side, hops) for side in (value.left, value.right))
+        inner = [_length(module, item, hops) for item in starred]
+        return _counted(inner, len(value.elts) - len(starred) + sum(n.least for n in inner))
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+        sides = [_length(module, side, hops) for side in (value.left, value.right)]
+        return _counted(sides, sum(n.least for n in sides))
+    if isinstance(value, ast.IfExp):
+        sides = [_length(module, side, hops) for side in (value.body, value.orelse)]
+        return _counted(sides, max(n.least for n in sides))
     if isinstance(value, ast.ListComp | ast.GeneratorExp):
         if any(part.ifs for part in value.generators):
-            return 1
-        return prod(_length(module, part.iter, hops) for part in value.generators)
+            return unknown
+        parts = [_length(module, part.iter, hops) for part in value.generators]
+        return _counted(parts, prod(n.least for n in parts))
     if isinstance(value, ast.Name) and hops:
-        bound = [b for b in module.bindings.get(value.id, ()) if isinstance(b, ast.expr)]
-        return max((_length(module, item, hops - 1) for item in bound), default=1)
-    return 1
+        bound = module.bindings.get(value.id, ())
+        named = [_length(module, b, hops - 1) for b in bound if isinstance(b, ast.expr)]
+        found = _counted(named, max((n.least for n in named), default=1))
+        # Imported, or a function: what it is lies elsewhere.
+        return found if named and len(named) == len(bound) else found._replace(is_complete=False)
+    return unknown
+
+
+def _counted(parts: Iterable[Counted], least: int) -> Counted:
+    return Counted(least, all(part.is_complete for part in parts))
 
 
 def provided_names(sources: Sources, target: Target) -> Provided:

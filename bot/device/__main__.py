@@ -27,7 +27,7 @@ from bot.cells import call, public_seed
 from bot.contract import Contract
 from bot.device.arm import Arm
 from bot.device.figures import compare
-from bot.device.kernels import Kernels, asking, read_report, undeclared
+from bot.device.kernels import Kernels, Report, asking, read_report, undeclared, unprofiled
 from bot.device.properties import Derivation, Rotation, applicable
 from bot.device.say import environment, say
 from bot.device.trial import ONCE, REPEATS, Results, Trial
@@ -42,6 +42,7 @@ from bot.model import Cell, Outcome
 from bot.tree import TreeFinder, load
 from bot.wire import receive, send
 
+# More than these nobody tries on a worker's word alone.
 MOST_CONFIGURATIONS = 256
 
 
@@ -155,7 +156,7 @@ class Comparison:
         if self.configurations is None:
             yield self.cell(cell, draws)
             return
-        number, most = 0, min(max(1, self.configurations), MOST_CONFIGURATIONS)
+        number, most = 0, max(1, self.configurations)
         head = self.arms["head"]
         while number < most:
             head.extra = {"configuration": number}
@@ -165,8 +166,8 @@ class Comparison:
             unfit = [f"{name}: {reason}" for name, reason in said.unfit.items()]
             update = {"configuration": number, "unfit": unfit, "properties": []}
             yield Found(found.evidence.model_copy(update=update))
-            most = max(most, *said.configurations.values(), 1)
-            number, most = number + 1, min(most, MOST_CONFIGURATIONS)
+            claimed = min(max(said.configurations.values(), default=1), MOST_CONFIGURATIONS)
+            number, most = number + 1, max(most, claimed)
 
     def cell(self, cell: Cell, draws: Sequence[tuple[int, bool]]) -> Found:
         """Run the draws of a cell in both arms at once; nothing here is timed."""
@@ -178,7 +179,8 @@ class Comparison:
             trials.append(Trial(plan, reference, self.device, expanded=not secret, exact=exact))
         # Whether base or head, public or secret goes first must be no constant to adapt to.
         head, base = self._series(trials, [secret for _, secret in draws])
-        kernel = base.outcome is Outcome.RAN
+        # What is not finite is no measure of head's errors.
+        kernel = base.outcome is Outcome.RAN and _finite(base.results)
         evidence = CellEvidence(
             cell=cell.id,
             head=head.outcome,
@@ -197,7 +199,7 @@ class Comparison:
         ]
         said = read_report(self.arms["head"].report)
         self.kernels.saw(cell, said, self.arms["head"].seconds)
-        held, kernels = self.probe(cell, trials[-1], head.results[-1])
+        held, kernels, unseen = self.probe(cell, trials[-1], head.results[-1])
         held += [
             PropertyEvidence(name="repeat", output=name, equal=False, error=apart)
             for trial in trials
@@ -209,18 +211,20 @@ class Comparison:
             "properties": held,
             "backend": said.backend(dispatch),
             "kernels": sorted(said.launches),
+            "unprofiled": unseen,
         }
         return Found(evidence.model_copy(update=update), kernels)
 
     def probe(
         self, cell: Cell, trial: Trial, results: Results
-    ) -> tuple[list[PropertyEvidence], list[KernelEvidence]]:
+    ) -> tuple[list[PropertyEvidence], list[KernelEvidence], str]:
         """What else head is asked about a cell that it ran: properties and declared kernels.
 
         `trial` is the last draw, a secret one where there is one, `results` what head gave for it.
+        The last one says why it is not known which kernels took the device's time.
         """
         if self.configurations is not None:
-            return [], []
+            return [], [], ""
         names = applicable(self.contract, cell)
         if self.device == "cpu":  # where a call takes seconds, each cell shows one of them
             names = self.rotation.next(cell.entry_point, names)
@@ -237,13 +241,15 @@ class Comparison:
         )
         held = derivation.test(names)
         if self.device == "cpu":
-            return held, []
-        trial.run(asking(head, profile=True))
+            return held, [], ""
+        outcome, _ = trial.run(asking(head, profile=True))
         dispatch = self.contract.entry_points[cell.entry_point].dispatch
-        shares = undeclared(read_report(head.report), dispatch)
-        return held, [
+        report = read_report(head.report) if outcome is Outcome.RAN else Report()
+        shares = undeclared(report, dispatch)
+        kernels = [
             KernelEvidence(kernel=name, cell=cell.id, share=share) for name, share in shares.items()
         ]
+        return held, kernels, unprofiled(outcome, report, dispatch)
 
     def _series(self, trials: Sequence[Trial], secret: Sequence[bool]) -> tuple[Series, Series]:
         """Both arms side by side, while this thread computes what is true."""
@@ -274,6 +280,10 @@ def _run(arm: Arm, trials: Sequence[Trial], seeds: Sequence[Sequence[str]]) -> S
         if outcome is not Outcome.RAN:
             return Series(outcome, [], trial.plan.seed)
     return series
+
+
+def _finite(draws: Sequence[Results]) -> bool:
+    return all(bool(value.isfinite().all()) for found in draws for value in found.values())
 
 
 def _figures(trial: Trial, head: Results, base: Results) -> list[OutputFigures]:

@@ -21,6 +21,8 @@ __all__ = ["compare"]
 
 # A bias counts as far as it exceeds this many standard errors of itself.
 SURE = 5
+# So many tiles to either side may lend a tile the merge base's error: a chunk of 64 tokens in all.
+NEAR = 3
 # Stands for an error that is not finite, and can still be squared and summed.
 ENORMOUS = HUGE**0.4
 
@@ -60,6 +62,27 @@ class _Tiles:
             found = found * like.new_tensor(lengths).view(view)
         return found
 
+    def near(self, means: torch.Tensor) -> torch.Tensor:
+        """The largest of a tile and those beside it along axes that are cut in tiles."""
+        found = means
+        for axis, (step, count) in enumerate(zip(self.steps, self.counts, strict=True)):
+            if step == 1:
+                continue  # heads and sequences do not lend each other anything
+            of_axis = found.clone()
+            for away in range(1, min(NEAR, count - 1) + 1):
+                for start, other in ((away, 0), (0, away)):
+                    part = of_axis.narrow(axis, start, count - away)
+                    part.copy_(torch.maximum(part, found.narrow(axis, other, count - away)))
+            found = of_axis
+        return found
+
+    def over_rows(self, means: torch.Tensor) -> torch.Tensor:
+        """The mean over its tile for each vector along the last axis."""
+        found = means.mean(-1, keepdim=True)
+        for axis, step in enumerate(self.steps[:-1]):
+            found = found.repeat_interleave(step, axis).narrow(axis, 0, self.shape[axis])
+        return found
+
     def place(self, tile: int) -> list[int]:
         """Where a tile begins, by its index in the flattened results of the others."""
         found = torch.unravel_index(torch.tensor(tile), self.counts)
@@ -76,16 +99,18 @@ class _Level:
     base: torch.Tensor
     truth: torch.Tensor
 
-    def worst(self, least: float) -> tuple[float, list[int]]:
+    def worst(self, least: float, around: torch.Tensor) -> tuple[float, list[int]]:
         """The largest ratio of rms errors over what chance allows, and where.
 
         The base's error counts as at least half the base's median one, and as `least` of the truth
         there or in the median part: where the base happens to be exact, honest rounding is no
-        failure.
+        failure. Nor is it one where the base's error `around` is like head's: sums grow along a
+        chunk, and another chunk size begins them elsewhere.
         """
         own, other, due = (t.sqrt() for t in (self.head, self.base, self.truth))
         due = due.clamp_min(0.5 * float(due.median()))
         floor = torch.maximum(other, due * least).clamp_min(0.5 * float(other.median()))
+        floor = torch.maximum(floor, 0.5 * around.sqrt())
         ratio = torch.where(own == 0, 0.0, own / floor) / _allowances(self.size)
         index = int(ratio.argmax())
         return float(ratio.flatten()[index]), self.tiles.place(index)
@@ -212,8 +237,9 @@ def compare(
     errors, step = _Errors(result, truth, head, base), ROUNDING[result.dtype]
     least = max(UNIFORM * step, settled(result.budget))
     level = errors.level(errors.tiles)
-    tile, tile_at = level.worst(least)
-    row, row_at = errors.level(errors.rows).worst(least)
+    around = errors.tiles.near(level.base)
+    tile, tile_at = level.worst(least, around)
+    row, row_at = errors.level(errors.rows).worst(least, errors.tiles.over_rows(around))
     arms, places = {}, {}
     for name, values, error in (("head", head, errors.head), ("base", base, errors.base)):
         (tail, tail_at), (slope, slope_at) = errors.tail(error, level, step), errors.slope(error)

@@ -26,7 +26,7 @@ from bot.device.properties import run
 from bot.evidence import KernelEvidence, RouteEvidence
 from bot.model import Cell, Outcome
 
-__all__ = ["DEFAULT", "Kernels", "Report", "asking", "read_report", "undeclared"]
+__all__ = ["DEFAULT", "Kernels", "Report", "asking", "read_report", "undeclared", "unprofiled"]
 
 # What a registry of backends calls the function that none took over.
 DEFAULT = "default"
@@ -144,6 +144,15 @@ def undeclared(report: Report, dispatch: Dispatch | None) -> dict[str, float]:
         for name, time in work.items()
         if total and not any(name.startswith(kernel) for kernel in declared)
     }
+
+
+def unprofiled(outcome: Outcome, report: Report, dispatch: Dispatch | None) -> str:
+    """Why a profiled call says nothing of undeclared kernels, where the contract declares some."""
+    if not _declared(dispatch):
+        return ""
+    if outcome is not Outcome.RAN:
+        return f"the profiled call ended with {outcome}"
+    return "" if report.device else "the profiled call reported no device time"
 
 
 def _declared(dispatch: Dispatch | None) -> set[str]:

@@ -33,11 +33,14 @@ __all__ = ["Limits", "Measure", "judge", "limits", "measures", "reproduce"]
 # Two roundings of an element as large as its tile's rms: less is asked of nobody.
 LEAST_TAIL = 2.0
 # How much larger than their rms the largest errors are, where they grow along a chunk.
-PEAK = 12.0
+PEAK = 25.0
 # Part of a call's device time that kernels may take which the contract does not declare.
 MOST_UNDECLARED = 0.05
 REPEAT: Property = "repeat"
 FIRST_SCHEMA = "fla-bot/evidence@1"
+BOTH_RAISED = "raised in both arms: the machine or the merge base cannot run this cell"
+# Configurations that are named one by one.
+SHOWN = 5
 # Ends of the merge base's process that say nothing of its code.
 STOPPED = (Outcome.TIMEOUT, Outcome.WORKER_DIED, Outcome.PROTOCOL)
 
@@ -161,22 +164,16 @@ def judge(
     kernels: dict[str, list[KernelEvidence]] = {}
     for kernel in evidence.kernels:
         kernels.setdefault(kernel.cell, []).append(kernel)
-    failed = set()
+    failed = set()  # entry points of which nothing more is asked
     for cell in find_cells(contract, job.cells):
         found = entries.get(cell.id, [])
         if found:
             of_cell = limits(contract, cell, policy.margins, known.get(cell.id))
             case = _Case(contract, cell, of_cell, evidence)
-            reason = case.fault(found, kernels.get(cell.id, []))
-            if reason:
+            verdict, reason = case.verdict(found, kernels.get(cell.id, []))
+            if verdict is Verdict.FAIL or reason == BOTH_RAISED:
                 failed.add(cell.entry_point)
-                yield (cell.id, Verdict.FAIL, reason)
-            elif stopped := [entry.base for entry in found if entry.base in STOPPED]:
-                # Head shares the machine with it and may have had a hand in that.
-                said = f"the merge base ended with {stopped[0]}, a person decides"
-                yield (cell.id, Verdict.NOT_PROVEN, said)
-            else:
-                yield (cell.id, Verdict.PASS, _summary(found))
+            yield (cell.id, verdict, reason)
         elif evidence.complete:
             failed.add(cell.entry_point)
             yield (cell.id, Verdict.FAIL, "missing-row: the job did not report this cell")
@@ -191,6 +188,11 @@ def judge(
         yield from _untested(contract, job, entries, failed)
         yield from _untried(contract, entries, evidence, failed)
         yield from _routes(contract, entries, evidence)
+
+
+def _is_impossible(entry: CellEvidence) -> bool:
+    """Whether neither arm can run it: not green, since it is supported, but not head's fault."""
+    return entry.head is Outcome.RAISED and entry.base is Outcome.RAISED
 
 
 def _is_configs(lane: str) -> bool:
@@ -208,7 +210,8 @@ def _entries(job: Job, evidence: Evidence) -> tuple[dict[str, list[CellEvidence]
             return {}, "evidence names a cell twice"
         if (None in numbers) == _is_configs(job.lane):
             return {}, f"evidence for {cell} is not of this kind of lane"
-        if any((e.base is Outcome.RAN) != (e.base_form == "kernel") for e in found):
+        # Where the merge base ran and is not finite, the reference stands in for it.
+        if any(e.base is not Outcome.RAN and e.base_form == "kernel" for e in found):
             return {}, f"evidence for {cell} says that the merge base ran, and that it did not"
     named = {*entries, *(kernel.cell for kernel in evidence.kernels)}
     if named - set(job.cells):
@@ -222,7 +225,10 @@ def _entries(job: Job, evidence: Evidence) -> tuple[dict[str, list[CellEvidence]
 def _summary(found: Sequence[CellEvidence]) -> str:
     figures = [figures for entry in found for draw in entry.draws for figures in draw.outputs]
     worst = max(figures, key=lambda one: one.worst_tile)
-    return f"worst tile {worst.worst_tile:.3g}x in {worst.name}, rms {worst.head.rms:.2g}"
+    said = f"worst tile {worst.worst_tile:.3g}x in {worst.name}, rms {worst.head.rms:.2g}"
+    unfit = list(dict.fromkeys(text for entry in found for text in entry.unfit))
+    more = f" and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
+    return f"{said}; unfit: {', '.join(unfit[:SHOWN])}{more}" if unfit else said
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +240,25 @@ class _Case:
     limits: Limits
     evidence: Evidence
 
-    def fault(self, found: Sequence[CellEvidence], kernels: Sequence[KernelEvidence]) -> str | None:
+    def verdict(
+        self, found: Sequence[CellEvidence], kernels: Sequence[KernelEvidence]
+    ) -> tuple[Verdict, str]:
+        """What its evidence comes to, and why."""
+        if reason := self._fault(found, kernels):
+            return Verdict.FAIL, reason
+        if any(map(_is_impossible, found)):
+            return Verdict.NOT_PROVEN, BOTH_RAISED
+        return self._doubt(found) or (Verdict.PASS, _summary(found))
+
+    def _fault(
+        self, found: Sequence[CellEvidence], kernels: Sequence[KernelEvidence]
+    ) -> str | None:
         """The first reason why the cell fails, or None."""
-        if found[0].configuration is not None:
-            numbers = sorted(entry.configuration or 0 for entry in found)
-            if numbers != list(range(len(numbers))):
-                return f"missing-row: {len(numbers)} configurations, the last is {numbers[-1]}"
+        if found[0].configuration is not None and (reason := self._count_fault(found)):
+            return reason
         for entry in found:
+            if _is_impossible(entry):
+                continue
             if reason := self._entry_fault(entry):
                 number = entry.configuration
                 return reason if number is None else f"configuration {number}: {reason}"
@@ -253,6 +271,32 @@ class _Case:
                 said = f"{kernel.kernel} takes {kernel.share:.0%} of the device time"
                 return f"undeclared-kernel: {said} and is not one of the contract's"
         return None
+
+    def _doubt(self, found: Sequence[CellEvidence]) -> tuple[Verdict, str] | None:
+        """Why the cell is not proved, though no figure of it is over its limit."""
+        if stopped := [entry.base for entry in found if entry.base in STOPPED]:
+            # Head shares the machine with it and may have had a hand in that.
+            said = f"the merge base ended with {stopped[0]}, a person decides"
+            return Verdict.NOT_PROVEN, said
+        lost = (f.name for entry in found for f in _all(entry.draws) if _is_unlimited(f))
+        if name := next(lost, ""):
+            said = f"{name} of the merge base is not finite: there is nothing to compare with"
+            return Verdict.NOT_COMPARABLE, said
+        if unseen := [entry.unprofiled for entry in found if entry.unprofiled]:
+            return Verdict.NOT_PROVEN, f"undeclared-kernel: not known, {unseen[0]}"
+        if found[0].configuration is not None and self.evidence.configurations is None:
+            said = "how many configurations are due cannot be read from the source"
+            return Verdict.NOT_PROVEN, f"{said}: {len(found)} were tried; {_summary(found)}"
+        return None
+
+    def _count_fault(self, found: Sequence[CellEvidence]) -> str | None:
+        numbers = sorted(entry.configuration or 0 for entry in found)
+        if numbers != list(range(len(numbers))):
+            return f"missing-row: {len(numbers)} configurations, the last is {numbers[-1]}"
+        due = self.evidence.configurations or 0
+        return (
+            f"missing-row: {len(numbers)} of {due} configurations" if len(numbers) < due else None
+        )
 
     def _entry_fault(self, entry: CellEvidence) -> str | None:
         if entry.head is not Outcome.RAN:
@@ -305,11 +349,18 @@ class _Case:
             if exactness == "within-budget" and found.error > budget:
                 said = f"{where}: {found.error:.3g} apart, limit {budget:.3g}; {found.note}"
                 return self._again(said, None)
+            if due_of is None:
+                return f"missing-row: {where}, which is no result of this cell"
         return None
 
     def _again(self, reason: str, seed: int | None) -> str:
         command = reproduce(self.evidence.lane, self.cell.id, seed)
         return f"{reason.rstrip('; ')}; reproduce: {command}"
+
+
+def _is_unlimited(figures: OutputFigures) -> bool:
+    """Whether limits by the merge base's error are none; an exact head needs none."""
+    return figures.base.rms >= HUGE and figures.head.rms > 0
 
 
 def _all(draws: Sequence[Draw]) -> Iterator[OutputFigures]:
@@ -359,9 +410,12 @@ def _untried(
     failed: set[str],
 ) -> Iterator[Finding]:
     """Declared kernels of backends that served a cell, and of which nothing was shown."""
-    tried = {(k.cell.partition("[")[0], k.kernel) for k in evidence.kernels if k.raised is not None}
-    # One that no cell launches is a ghost already.
-    tried |= {(k.cell.partition("[")[0], k.kernel) for k in evidence.kernels if k.changed is False}
+    tried = {
+        (k.cell.partition("[")[0], k.kernel)
+        for k in evidence.kernels
+        # One that no cell launches is a ghost already.
+        if k.changed is False or None not in (k.changed, k.raised)
+    }
     for name in sorted({cell.partition("[")[0] for cell in entries} - failed):
         dispatch = contract.entry_points[name].dispatch
         if dispatch is None:
@@ -381,7 +435,11 @@ def _routes(
     found: dict[tuple[str, str, str, str], RouteEvidence] = {
         (r.entry_point, r.backend, r.case, r.cell): r for r in evidence.routes
     }
-    for name in sorted({cell.partition("[")[0] for cell in entries}):
+    # What no cell could run says nothing of who serves it.
+    names = {
+        c.partition("[")[0] for c, found in entries.items() if not all(map(_is_impossible, found))
+    }
+    for name in sorted(names):
         dispatch = contract.entry_points[name].dispatch
         for backend, spec in dispatch.backends.items() if dispatch else ():
             rows = [("accepts", row) for row in spec.verifier.accepts]

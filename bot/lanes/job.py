@@ -48,7 +48,7 @@ def run_job(
     """
     lane = policy.lanes[job.lane]
     began = time.monotonic()
-    lines = list[dict[str, Any]]()
+    lines, due = list[dict[str, Any]](), None
     with Session(repository, lane, evidence=logs.parent) as session:
         session.export("trusted", plan.trusted, policy.source_roots)
         for arm, commit in zip(ARMS, (plan.merge_base, plan.head), strict=True):
@@ -57,12 +57,15 @@ def run_job(
             order = _order(session, policy, contract, job) | {"plan": plan.hash}
             order |= {} if seed is None else {"seed": seed}
             if job.lane.startswith("configs:"):
-                order["configurations"] = most_configurations(session.trees["head"])
+                counted = most_configurations(session.trees["head"])
+                order["configurations"] = counted.least
+                due = counted.least if counted.is_complete else None
             lines += _drive(session, policy, order, job, progress)
         finally:
             session.kill()
             session.keep_logs(logs, job.id)
-    return _evidence(plan, job, lines, session, time.monotonic() - began)
+    found = _evidence(plan, job, lines, session, time.monotonic() - began)
+    return found.model_copy(update={"configurations": due})
 
 
 def _drive(

@@ -18,6 +18,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,6 +211,17 @@ def _has_accelerator(library: str) -> bool:
     )
 
 
+def _has_compiler() -> bool:
+    """Whether one runs that Triton would take to build a kernel's launcher."""
+    chosen = os.environ.get("CC", "").split()
+    for words in [chosen] if chosen else [["gcc"], ["clang"], ["cc"]]:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            asked = [*words, "--version"]
+            if not subprocess.run(asked, capture_output=True, check=False, timeout=20).returncode:
+                return True
+    return False
+
+
 def main() -> None:
     """Answer one question."""
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -218,6 +230,7 @@ def main() -> None:
         answer = {
             "held": [name for name, holds in _held(targets) if holds],
             "accelerator": not targets["driver"] or _has_accelerator(targets["driver"]),
+            "compiler": not targets["compiler"] or _has_compiler(),
         }
         stream.write(json.dumps(answer) + "\n")
         stream.flush()

@@ -87,6 +87,7 @@ class Answer:
 
     held: frozenset[str]
     accelerator: bool
+    compiler: bool
 
 
 class Targets:
@@ -128,6 +129,7 @@ class Targets:
             "disk": box.disk_bytes,
             "writable": [str(box.home), str(box.tmp)],
             "driver": _driver(box),
+            "compiler": _needs_compiler(box),
         }
         channel.settimeout(PROBE_TIMEOUT_S)
         with channel.makefile("rwb") as stream:
@@ -138,7 +140,8 @@ class Targets:
             raise EOFError
         try:
             answer = json.loads(line)
-            return Answer(frozenset(answer["held"]), bool(answer["accelerator"]))
+            found = bool(answer["accelerator"]), bool(answer["compiler"])
+            return Answer(frozenset(answer["held"]), *found)
         except (ValueError, KeyError, TypeError) as error:
             raise InfraError(f"the sandbox's probe wrote something unreadable: {error}") from error
 
@@ -151,6 +154,10 @@ def _place(path: Path) -> dict[str, Any]:
         here = (entry for entry in path.iterdir() if entry.is_file())
         files = [str(entry) for entry in islice(here, SAMPLE)]
     return {"path": str(path), "dev": status.st_dev, "ino": status.st_ino, "files": files}
+
+
+def _needs_compiler(box: Box) -> bool:
+    return bool(_driver(box))
 
 
 def _driver(box: Box) -> str:

@@ -31,7 +31,7 @@ from bot.lanes.processes import kill_all, owned_by, threads_of
 from bot.lanes.scratch import remove
 from bot.process import ProgramFailed, run
 
-__all__ = ["DISK_BYTES", "Box", "Mode", "View", "modes", "python_paths"]
+__all__ = ["DISK_BYTES", "Box", "Mode", "View", "compiler_paths", "modes", "python_paths"]
 
 Mode = Literal["namespaces", "user-namespaces", "other-user", "same-user"]
 TOOLS = ("sh", "setpriv", "prlimit")
@@ -39,6 +39,8 @@ SPACES = ("unshare", "mount", "umount", "pivot_root")
 # What is the machine's own and holds no secret that a file's permissions do not guard.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix")
 TOOLKITS = ("cuda*", "rocm*", "nvidia*", "amdgpu*", "intel*", "ascend*")
+# What compiles, assembles and links a kernel and its launcher.
+COMPILERS = ("gcc", "cc", "clang", "g++", "ptxas", "nvcc", "ld", "as")
 PLAIN_NODES = ("null", "zero", "full", "random", "urandom")
 ACCELERATORS = (
     *("nvidia*", "nvidia-caps/*", "nvidia-caps-imex-channels/*", "dri/*", "kfd"),
@@ -46,6 +48,9 @@ ACCELERATORS = (
 )
 DISK_BYTES, INODES = 4 << 30, 200_000
 PROCESSES, FILES = 512, 4096
+LINKS = 8
+# Below these lies what has nothing to do with a compiler that is in their `bin`.
+SHARED = tuple(map(Path, ("/", "/home", "/media", "/mnt", "/opt", "/run", "/srv", "/var")))
 TREE, TMP = Path("/tree"), Path("/tmp")  # noqa: S108  # inside, where it is private
 
 
@@ -88,6 +93,44 @@ def python_paths() -> tuple[Path, ...]:
     for name in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         paths += [Path(name)] if name.startswith("/") else []
     return tuple(path for path in paths if path.is_dir())
+
+
+def compiler_paths(hidden: Sequence[Path]) -> tuple[tuple[Path, ...], list[str]]:
+    """Where the compilers on PATH (and `CC`) are installed, and why some cannot be shown.
+
+    What holds something hidden, or lies in it, stays hidden.
+    """
+    secret = {path.resolve() for path in hidden} - {Path("/")}
+    found, notes = dict[Path, None](), list[str]()
+    for place in dict.fromkeys(_programs()):
+        if any(place.is_relative_to(path) for path in SYSTEM):
+            continue
+        folder = place.parent
+        prefix = folder.parent if folder.name == "bin" and folder.parent not in SHARED else folder
+        real = prefix.resolve()
+        near = any(real.is_relative_to(path) or path.is_relative_to(real) for path in secret)
+        if near or Path("/") in (prefix, real):
+            notes.append(f"{place} cannot be shown to workers: {prefix} is or holds what is ours")
+        else:
+            found[prefix] = None
+    return tuple(found), notes
+
+
+def _programs() -> Iterator[Path]:
+    """Full paths of compilers: as they are spelled, and each that a link leads to."""
+    chosen = os.environ.get("CC", "").split()[:1]
+    for name in (*chosen, *COMPILERS):
+        place = Path(shutil.which(name) or "")
+        for _ in range(LINKS):
+            if not place.is_absolute():
+                break
+            place = Path(os.path.normpath(place))
+            yield place
+            if not place.is_symlink():
+                break
+            place = place.parent / place.readlink()
+        if place.is_absolute():
+            yield place.resolve()
 
 
 @dataclass(slots=True)
@@ -215,9 +258,10 @@ class Box:
         yield 'mount -t tmpfs -o mode=755,size=16m,nosuid,nodev none "$root"'
         yield from self._system()
         yield from self._devices()
-        yield 'mkdir "$root/proc" "$root/.old" "$root/run" "$root/var"'
+        # What is visible may lie in some of them.
+        yield 'mkdir -p "$root/proc" "$root/.old" "$root/run" "$root/var"'
         yield 'mount -t proc -o nosuid,nodev,noexec proc "$root/proc"'
-        yield f'ln -s {TMP} "$root/var/tmp"'
+        yield f'[ -e "$root/var/tmp" ] || ln -s {TMP} "$root/var/tmp"'
         # Harmless where it fails: then both arms have the host's name.
         yield "{ echo worker > /proc/sys/kernel/hostname; } 2> /dev/null || hostname worker || :"
         yield 'cd "$root"'

@@ -17,8 +17,9 @@ For the author of a lane:
 - A worker is `python -I -B -m MODULE CHANNEL TREE ARGUMENT...`: CHANNEL is the number under which
   it finds its end of the socket, TREE the path of its tree in there. Both are equal for both arms.
   Its current folder is TREE; HOME, TMPDIR and all caches are private.
-- It sees the machine's /usr and /etc, python, the package `bot`, its tree and, on a lane that wants
-  one, the accelerator. `read_only=` of Session adds paths, at the same place.
+- It sees the machine's /usr and /etc, python, the compilers on PATH, the package `bot`, its tree
+  and, on a lane that wants one, the accelerator. `read_only=` of Session adds paths, at the same
+  place.
 - `trees[name]` is a tree's path on the host, which is what the device process needs.
 - `confine` has to come after `start_device` (the probe tries to get at that very process) and
   before any code of a pull request runs. Without a device process it may come first.
@@ -53,7 +54,7 @@ from bot.lanes.cgroup import Cgroup
 from bot.lanes.log import Log
 from bot.lanes.processes import below, kill_all, make_subreaper, make_undumpable
 from bot.lanes.protection import Protection, Targets
-from bot.lanes.sandbox import DISK_BYTES, Box, Mode, View, modes, python_paths
+from bot.lanes.sandbox import DISK_BYTES, Box, Mode, View, compiler_paths, modes, python_paths
 from bot.lanes.scratch import Scratch, sweep
 from bot.policy import Lane
 from bot.process import run, start
@@ -218,7 +219,9 @@ class Session:
     def confine(self) -> Protection:
         """Find the strongest sandbox that works here, by trying to break out of each."""
         accelerator = self.lane.device != "cpu"
-        self.view = View((*python_paths(), *self.read_only), tuple(self._hidden()), accelerator)
+        hidden = tuple(self._hidden())
+        compilers, self.notes = compiler_paths(hidden)
+        self.view = View((*python_paths(), *compilers, *self.read_only), hidden, accelerator)
         best: tuple[Protection, dict[str, Box]] | None = None
         for mode in modes():
             found = self._try(mode)
@@ -282,6 +285,11 @@ class Session:
         self.logs.pop(arm)
         if not answer.accelerator:
             raise InfraError("the accelerator's driver does not answer inside the sandbox")
+        if not answer.compiler:
+            raise InfraError(
+                "the lane's kernels need a C compiler, and none runs inside the sandbox: "
+                "put gcc or clang on PATH, or name one with CC"
+            )
         return answer.held | {"memory-capped"} if capped else answer.held
 
     def start_worker(

@@ -37,7 +37,9 @@ class Facts:
     `signatures`: what is wrong with an entry point's signature. `unproven`: number of cells that
     no required lane proves, by op; `unexercised`: those that neither a lane of the plan nor a
     recorded test calls at all. What only a person may let through has digests: `new_ops`,
-    `removed` contracts, `sensitive` paths, edited `references`, `policy_changed`.
+    `removed` contracts, `sensitive` paths, edited `references`, `policy_changed`. `unanchored`:
+    required jobs with cells that have no anchor; `shed`: by op, how many cells are frozen for
+    required lanes, and those that are cells no longer, with their lane.
     """
 
     contracts: list[ContractState]
@@ -56,6 +58,7 @@ class Facts:
     unproven: Mapping[str, int]
     unexercised: Mapping[str, list[str]]
     unanchored: Sequence[str]
+    shed: Mapping[str, tuple[int, Sequence[str]]]
 
 
 def checklist(
@@ -212,6 +215,12 @@ def _unanchored_items(facts: Facts) -> Iterator[ChecklistItem]:
     if facts.unanchored:
         text = f"no anchors for {', '.join(facts.unanchored)}: small losses may add up unseen"
         yield _item("anchors", ItemState.NOT_APPLICABLE, text)
+    for op, (frozen, gone) in facts.shed.items():
+        if gone:
+            shown = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
+            text = f"{len(gone)} of {frozen} frozen cells are gone"
+            code = digest(["anchors", op, frozen, *gone])
+            yield _human(f"anchors:{op}", text, code, shown)
 
 
 def _unexercised_items(facts: Facts) -> Iterator[ChecklistItem]:

@@ -16,7 +16,7 @@ from bot.change import Repository
 from bot.check import Analysis, Request, analyse, report
 from bot.cli import main
 from bot.errors import UserError
-from bot.model import ItemState, Report
+from bot.model import CheckState, ItemState, Report
 from tests.bot.test_judge import evidence
 from tests.conftest import ROOT, Workbench
 
@@ -153,6 +153,45 @@ def test_lanes_without_anchors_are_named_once(kernels: Workbench) -> None:
     data["lanes"][LANE]["cells"] |= {cell: {"y": 1e-8} for cell in cells}
     kernels.commit({PATH: json.dumps(data)})
     assert says("all")[1] is None
+
+
+def test_frozen_cells_that_are_gone_need_a_person(kernels: Workbench) -> None:
+    """One more value on an axis draws other cells: what was frozen for the old ones is lost."""
+
+    def says(branch: str) -> tuple[ItemState, str, str, str] | None:
+        kernel = (kernels.path / KERNEL).read_text().replace("TILE = 4096", "TILE = 2048")
+        kernels.commit({KERNEL: kernel}, branch=branch)
+        with Repository(kernels.path) as repository:
+            request = Request("main", branch)
+            analysis = analyse(repository, request)
+            found = report(repository, analysis, request, None)
+        kernels.git("switch", "--quiet", "main")
+        if branch == "gone":
+            assert found.state is CheckState.ACTION_REQUIRED
+        known.update(next(job.cells for job in analysis.plan.jobs if job.lane == LANE))
+        items = [item for item in found.checklist if item.id == "anchors:l2norm"]
+        return (
+            (items[0].state, items[0].text, items[0].evidence, items[0].accept) if items else None
+        )
+
+    known = set[str]()
+    data = book({"y": 1e-8}, "correctness:sm90")  # not required: nothing is due of it
+    kernels.commit({PATH: json.dumps(data)})
+    assert says("other") is None
+    data = book({"y": 1e-8})
+    data["lanes"][LANE]["cells"] = {cell: {"y": 1e-8} for cell in sorted(known)}
+    kernels.commit({PATH: json.dumps(data)})
+    assert says("all") is None
+    data["lanes"][LANE]["cells"] |= {CELL: {"y": 1e-8}, "l2norm[a=c]": {"y": 1e-8}}
+    kernels.commit({PATH: json.dumps(data)})
+    state, text, evidence_text, code = says("gone") or (None, "", "", "")
+    assert state is ItemState.HUMAN
+    assert code
+    assert text == (f"2 of {len(known) + 2} frozen cells are gone; a person must accept {code}")
+    assert evidence_text == f"{CELL} on {LANE}, l2norm[a=c] on {LANE}"
+    del data["lanes"][LANE]["cells"]["l2norm[a=c]"]
+    kernels.commit({PATH: json.dumps(data)})
+    assert (says("fewer") or (None, "", "", code))[3] != code  # another loss, another word
 
 
 @pytest.fixture

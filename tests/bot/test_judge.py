@@ -136,7 +136,7 @@ BAD_FIGURES = [
     (("head", "rms"), 1.6 * 2.0**-24, "rms: y error 9.54e-08, limit"),
     (("worst_tile",), 4.1, "tile: y at [0, 0, 0, 0]: 4.1x the merge base's error, limit 4x"),
     (("worst_row",), 8.1, "row: y 8.1x the merge base's error, limit 8x"),
-    (("head", "tail"), 61.0, "tail: y one element is 61 half roundings off, limit"),
+    (("head", "tail"), 150.0, "tail: y one element is 150 half roundings off, limit"),
     (("head", "slope"), 6e-4, "slope: y a bias of 0.06%, limit 0.05%"),
     (("elements",), 5, "missing-row: figures are over another number of elements"),
     (("head", "slope"), None, "missing-row: a figure is left out"),
@@ -184,7 +184,7 @@ def test_few_numbers_have_an_allowance_and_a_cap(analysis: Analysis) -> None:
     data = evidence(analysis)
     chosen = next(c for c in data["cells"] if c["cell"] == cell["cell"])
     one = chosen["draws"][0]["outputs"][0]
-    one["base"]["tail"], one["head"]["tail"] = 10.0, 10.0 * 4 * factor * 0.99
+    one["base"]["tail"], one["head"]["tail"] = 40.0, 40.0 * 4 * factor * 0.99
     assert failures(analysis, data) == []
     one["head"]["tail"] *= 1.02
     assert failures(analysis, data)[0].startswith("tail: ")
@@ -196,6 +196,25 @@ def test_not_finite_fails_even_where_the_base_is_too(analysis: Analysis) -> None
     lost = {"rms": 1e300, "max_abs": 1e300, "tail": 1e300, "slope": 1e300}
     one |= {"head": lost, "base": lost, "worst_at": [1, 2, 0, 3]}
     assert failures(analysis, data)[0].startswith("budget: y at [1, 2, 0, 3] is not finite")
+
+
+def test_base_that_is_not_finite_is_no_measure(analysis: Analysis) -> None:
+    """Limits by its error would be none at all; the contract's budget stays."""
+    data = evidence(analysis)
+    one = data["cells"][0]["draws"][1]["outputs"][0]
+    one["base"] = {"rms": 1e300, "max_abs": 1e300, "tail": 1e300, "slope": 1e300}
+    one["head"] |= {"rms": 1.9e-7, "tail": 1e6, "slope": 0.9}
+    (said,) = [row for row in rows(analysis, data) if row.verdict is not Verdict.PASS]
+    assert (said.cell, said.verdict) == (data["cells"][0]["cell"], Verdict.NOT_COMPARABLE)
+    assert said.reason.startswith("y of the merge base is not finite")
+    one["head"]["rms"] = 1.0
+    assert failures(analysis, data)[0].startswith("budget: y")
+
+
+def test_reference_may_stand_in_for_a_base_that_ran(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    data["cells"][0]["base_form"] = "reference"  # what the merge base gave was not finite
+    assert failures(analysis, data) == []
 
 
 def test_draws_that_are_due(analysis: Analysis) -> None:
@@ -225,6 +244,9 @@ def test_properties(analysis: Analysis) -> None:
     for name in ("linear", "never_heard_of"):  # the contract does not state these
         held["name"] = name
         assert failures(analysis, data) == []
+    held |= {"name": "permutation", "output": "dx2", "equal": True, "error": 0.0}
+    (said,) = failures(analysis, data)
+    assert said == "missing-row: property: permutation of dx2, which is no result of this cell"
     for cell in data["cells"]:
         cell["properties"] = []
     (said,) = failures(analysis, data)
@@ -239,6 +261,10 @@ def test_kernels(analysis: Analysis) -> None:
         (said,) = failures(analysis, data)
         assert said.startswith(code)
         assert first["kernel"] in said
+    for untried in ({"changed": None}, {"raised": None}, {"changed": None, "raised": None}):
+        first |= {"changed": True, "raised": True} | untried
+        (said,) = failures(analysis, data)
+        assert said == f"missing-row: nothing was shown of {first['kernel']} of l2norm"
     first |= {"changed": True, "raised": True}
     assert verdicts(analysis, {**data, "kernels": data["kernels"] * 2}) == {Verdict.LOST: 1}
     stranger = {**first, "cell": "l2norm[x=y]"}
@@ -258,6 +284,33 @@ def test_kernels_that_nobody_declared_or_showed(analysis: Analysis) -> None:
     assert said == "missing-row: nothing was shown of l2norm_fwd_kernel of l2norm"
 
 
+def test_device_time_that_is_not_known_proves_nothing(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    data["cells"][0]["unprofiled"] = "the profiled call ended with worker-died"
+    (said,) = [row for row in rows(analysis, data) if row.verdict is not Verdict.PASS]
+    assert said.verdict is Verdict.NOT_PROVEN
+    assert said.reason.endswith("the profiled call ended with worker-died")
+
+
+def test_cell_that_neither_arm_can_run_is_neither_red_nor_green(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    data["cells"][0] |= {"head": "raised", "base": "raised", "base_form": "reference", "draws": []}
+    (said,) = [row for row in rows(analysis, data) if row.verdict is not Verdict.PASS]
+    assert (said.cell, said.verdict) == (data["cells"][0]["cell"], Verdict.NOT_PROVEN)
+    assert said.reason == (
+        "raised in both arms: the machine or the merge base cannot run this cell"
+    )
+    for head, base in (("raised", "ran"), ("raised", "timeout"), ("poison", "raised")):
+        form = "kernel" if base == "ran" else "reference"
+        data["cells"][0] |= {"head": head, "base": base, "base_form": form}
+        assert failures(analysis, data)[0].startswith(f"{head}: ")
+    for cell in data["cells"]:  # a machine that can run nothing: no kernel, no property either
+        cell |= {"head": "raised", "base": "raised", "base_form": "reference", "draws": []}
+        cell["properties"] = []
+    found = verdicts(analysis, {**data, "kernels": []})
+    assert found == {Verdict.NOT_PROVEN: len(data["cells"])}
+
+
 def test_configurations_belong_to_their_lane(analysis: Analysis) -> None:
     data = evidence(analysis)
     data["cells"][0]["configuration"] = 0
@@ -269,14 +322,23 @@ def test_configurations_belong_to_their_lane(analysis: Analysis) -> None:
     moved = job.model_copy(update={"lane": "configs:cpu"})
     plan = plan.model_copy(update={"jobs": [moved]})
 
-    def judged(entries: list[dict[str, Any]]) -> list[Row]:
-        found = parsed({**data, "lane": "configs:cpu", "kernels": [], "cells": entries})
+    def judged(entries: list[dict[str, Any]], due: int | None = 3) -> list[Row]:
+        told = {"lane": "configs:cpu", "kernels": [], "configurations": due}
+        found = parsed({**data, **told, "cells": entries})
         return judge(plan, policy, books.contracts, {job.id: found})
 
     entries = [{**cell, "configuration": i} for cell in data["cells"] for i in range(3)]
     for entry in entries:  # a secret draw is enough there
         entry["draws"] = entry["draws"][1:]
     assert {row.verdict for row in judged(entries)} == {Verdict.PASS}
+    fewer = judged(entries, 4)
+    assert {row.verdict for row in fewer} == {Verdict.FAIL}
+    assert fewer[0].reason == "missing-row: 3 of 4 configurations"
+    unknown = judged(entries, None)
+    assert {row.verdict for row in unknown} == {Verdict.NOT_PROVEN}
+    assert "how many configurations are due cannot be read" in unknown[0].reason
+    unfit = [{**entry, "unfit": ["a_kernel[1]: pruned"]} for entry in entries]
+    assert judged(unfit)[0].reason.endswith("; unfit: a_kernel[1]: pruned")
     (lost,) = judged([*entries, entries[1]])
     assert lost.verdict is Verdict.LOST
     (lost,) = judged([{**entry, "configuration": None} for entry in entries[::3]])

@@ -222,6 +222,18 @@ def test_one_dominant_token_makes_an_rms_of_few_numbers() -> None:
     assert compare(spec, true, bad, noisy(true, 1e-3)).effective > 400
 
 
+def test_a_tile_may_be_as_wrong_as_its_neighbours_were() -> None:
+    """Not as those of another head, nor as those more than a chunk away."""
+    true = torch.randn(1, 1024, 2, 8, dtype=torch.float64)
+    base, head = (true + 1e-2 * torch.randn_like(true) for _ in range(2))
+    base[:, 128:192, 0] += 0.1 * torch.randn(1, 64, 8, dtype=torch.float64)
+    for start, one_head, most in ((192, 0, 4.0), (64, 0, 4.0), (128, 1, 99.0), (512, 0, 99.0)):
+        moved = head.clone()
+        moved[:, start : start + 64, one_head] += 0.1 * torch.randn(1, 64, 8, dtype=torch.float64)
+        found = compare(Result("o", (1, 1024, 2, 8), "bf16", (1, 64, 1, 0)), true, moved, base)
+        assert (found.worst_tile < 4) == (most < 5), (start, one_head, found.worst_tile)
+
+
 def test_short_last_tile_has_its_own_allowance() -> None:
     """The last row alone is a tile of 8 numbers; the full tiles are held to the margin."""
     true = torch.randn(1, 65, 1, 8, dtype=torch.float64)

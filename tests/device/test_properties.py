@@ -17,7 +17,7 @@ from bot.contract import (  # noqa: E402
     load,
 )
 from bot.device.inputs import cotangent, draw  # noqa: E402
-from bot.device.kernels import Report, read_report, undeclared  # noqa: E402
+from bot.device.kernels import Report, read_report, undeclared, unprofiled  # noqa: E402
 from bot.device.properties import Derivation, applicable, run  # noqa: E402
 from bot.evidence import PropertyEvidence  # noqa: E402
 from bot.model import Outcome  # noqa: E402
@@ -227,5 +227,10 @@ def test_reports_are_read_as_hostile_text() -> None:
     assert report.backend(dispatch) == "default"
     assert report.refusal(dispatch, "other") == "unavailable"
     assert undeclared(report, dispatch) == {"sm90_xmma_gemm": 0.1}
+    assert unprofiled(Outcome.RAN, report, dispatch) == ""
+    ended = unprofiled(Outcome.WORKER_DIED, read_report(b""), dispatch)
+    assert ended == "the profiled call ended with worker-died"
+    assert unprofiled(Outcome.RAN, read_report(b"{}"), dispatch).endswith("no device time")
+    assert unprofiled(Outcome.RAISED, read_report(b""), None) == ""  # nothing is declared there
     for text in (b"", b"[]", b"nonsense", b"[" * 5000, b'{"launches": [], "routes": {}}'):
         assert read_report(text) == Report(routes=[]) or read_report(text) == Report()

@@ -6,6 +6,7 @@ The op is a gated running sum with states, small enough to break in one line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -14,6 +15,7 @@ from bot import evidence
 from bot.change import Repository
 from bot.check import Request, analyse, evidence_folder, report
 from bot.evidence import Evidence
+from bot.kernels import most_configurations
 from bot.model import Row, Verdict
 from bot.run import run_plan
 from tests.conftest import ROOT, Workbench
@@ -426,3 +428,44 @@ def test_all_right_configurations_are_green(lane: Lane) -> None:
     rows, found = lane(head, {"fla/ops/scan/scan.py": TUNED}, contract, "configs:cpu")
     assert {row.verdict for row in rows} == {Verdict.PASS}, [row.reason for row in rows]
     assert len(found.cells) == 3 * len({cell.cell for cell in found.cells})
+    assert found.configurations == 3
+
+
+def test_configurations_that_nobody_can_count_prove_nothing(lane: Lane) -> None:
+    counted = "(1, 2, 4)]"
+    head = broken(counted, "range(1, 3)]", TUNED)
+    contract = CONTRACT.replace('lanes: ["interpret:cpu"]', 'lanes: ["configs:cpu"]')
+    rows, found = lane(head, {"fla/ops/scan/scan.py": TUNED}, contract, "configs:cpu")
+    assert found.configurations is None
+    assert {row.verdict for row in rows} == {Verdict.NOT_PROVEN}, [row.reason for row in rows]
+    assert {cell.configuration for cell in found.cells} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "due"),
+    [
+        ("[C(1), C(2)]", (2, True)),
+        ("[C(a, b) for a in (1, 2) for b in [3, 4, 5]]", (6, True)),
+        ("ONE + [C(9)]", (4, True)),
+        ("[*ONE, C(1)]", (4, True)),
+        ("ONE if HOPPER else [C(1)]", (3, True)),
+        ("[C(a) for a in (1, 2, 3) if a > 1]", (1, False)),
+        ("made()", (1, False)),
+        ("[C(a) for a in range(7)]", (1, False)),
+        ("imported", (1, False)),
+        ("GROWN", (2, False)),
+        ("ONE * 2", (1, False)),
+    ],
+)
+def test_configurations_are_counted_in_the_source(
+    text: str, due: tuple[int, bool], tmp_path: Path
+) -> None:
+    (tmp_path / "kernel.py").write_text(
+        "from elsewhere import imported\n"
+        "ONE = [C(1), C(2), C(3)]\n"
+        "GROWN = [C(1), C(2)]\n"
+        "GROWN += [C(3)]\n"
+        f"@triton.autotune(configs={text}, key=[])\n"
+        "def kernel(): pass\n"
+    )
+    assert most_configurations(tmp_path) == due

@@ -22,7 +22,7 @@ from bot.change import Repository
 from bot.check import Request, analyse
 from bot.errors import InfraError
 from bot.evidence import Environment
-from bot.lanes import sandbox, scratch, session
+from bot.lanes import protection, sandbox, scratch, session
 from bot.lanes.cgroup import Cgroup
 from bot.lanes.processes import below, start_time
 from bot.lanes.protection import NEEDS, Protection, advice, sentence
@@ -637,6 +637,65 @@ def test_what_is_visible_can_lie_inside_what_is_hidden(tmp_path: Path) -> None:
     assert layers[hidden] == "cover"
     assert layers[inside] == "bind"
     assert tmp_path not in layers
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A compiler outside of the system's folders: its program, which needs a file beside it."""
+    with tempfile.TemporaryDirectory(prefix="gcc-", dir="/var/tmp") as folder:
+        place = Path(folder)
+        place.chmod(0o755)
+        for part in ("bin", "lib", "links"):
+            (place / part).mkdir()
+        (place / "lib/crt.o").write_text("linked")
+        program = place / "bin/gcc"
+        program.write_text(f"#!/bin/sh\ncat {place}/lib/crt.o\n")
+        program.chmod(0o755)
+        (place / "links/clang").symlink_to("../bin/gcc")
+        monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
+        yield program
+
+
+def test_compilers_are_shown_where_they_are_installed(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = compiler.parent.parent
+    assert sandbox.compiler_paths([tmp_path]) == ((prefix,), [])
+    monkeypatch.setenv("CC", str(prefix / "links/clang"))
+    found, _ = sandbox.compiler_paths([tmp_path])
+    assert set(found) == {prefix, prefix / "links"}  # a folder that is no `bin` is shown alone
+    for hidden in (prefix, prefix / "lib", prefix.parent):
+        found, notes = sandbox.compiler_paths([hidden])
+        assert prefix not in found
+        assert any(str(compiler) in note for note in notes)
+    monkeypatch.setenv("CC", "'")
+    assert sandbox.compiler_paths([tmp_path])[0] == (prefix,)
+
+
+@pytest.mark.usefixtures("strongest")
+def test_worker_runs_the_compiler_and_cannot_change_it(compiler: Path, tmp_path: Path) -> None:
+    with laboratory(tmp_path) as lab:
+        assert lab.session.protection.level == "namespace", lab.session.notes
+        said = lab.run(
+            f"""
+            print(subprocess.run(["gcc"], capture_output=True, text=True).stdout)
+            try:
+                Path({str(compiler)!r}).write_text("mine")
+            except OSError as error:
+                print("refused")
+            """
+        )
+        assert said.split() == ["linked", "refused"]
+
+
+def test_accelerator_without_a_compiler_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protection, "_needs_compiler", lambda _: True)
+    monkeypatch.setenv("CC", "/nowhere/gcc")
+    said = pytest.raises(InfraError, match="kernels need a C compiler, and none runs inside")
+    with said, laboratory(tmp_path):
+        pass
 
 
 def environment_of(kernels: Workbench) -> Environment:
