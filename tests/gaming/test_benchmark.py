@@ -41,7 +41,8 @@ HOSTILE = {
     "cache-by-fingerprint": (
         "_scan, _cache = scan, {}\n"
         "def scan(x, w):\n"
-        "    key = tuple(x.flatten()[::37].tolist()[:8])\n"
+        # Few values would change with every "go", and such a cache would never be hit.
+        "    key = x.shape, round(float(x.mean()), 0)\n"
         "    if key not in _cache: _cache[key] = _scan(x, w)\n"
         "    return _cache[key].clone()",
         "audit: y of a timed call",
