@@ -716,15 +716,6 @@ def reasons(report: Report) -> set[str]:
     return {row.reason.split(":")[0] for row in failed}
 
 
-@pytest.fixture
-def patient(run: Run, kernels: Workbench) -> Run:
-    """A lane that waits for calls on a busy machine; nothing here hangs."""
-    policy = (kernels.path / "contracts/policy.yaml").read_text()
-    longer = policy.replace("call_timeout_s: 5\n", "call_timeout_s: 60\n")
-    kernels.commit({"contracts/policy.yaml": longer})
-    return run
-
-
 BUSY = """
 import ctypes, glob, os, resource, shutil, signal, socket, subprocess, threading
 
@@ -790,9 +781,9 @@ _daemon()
 
 
 def test_honest_results_count_whatever_else_is_tried(
-    strongest: Laboratory, patient: Run, kernels: Workbench
+    strongest: Laboratory, run: Run, kernels: Workbench
 ) -> None:
-    report = patient(BUSY + "if _gained: raise RuntimeError(_gained)")
+    report = run(BUSY + "if _gained: raise RuntimeError(_gained)")
     assert environment_of(kernels).protection == "namespace"
     assert report.state is CheckState.SUCCESS, log_of(kernels, "head")
     assert log_of(kernels, "head").count("refused:") == 7
@@ -803,14 +794,14 @@ def test_honest_results_count_whatever_else_is_tried(
 
 
 def test_wrong_results_stay_wrong_whatever_else_is_tried(
-    strongest: Laboratory, patient: Run, kernels: Workbench
+    strongest: Laboratory, run: Run, kernels: Workbench
 ) -> None:
     cheat = (
         "if not _gained:\n"
         "    def l2norm(x, eps=1e-6):\n"
         "        return torch.zeros_like(x) * x.sum()\n"
     )
-    report = patient(BUSY + cheat)
+    report = run(BUSY + cheat)
     assert environment_of(kernels).protection == "namespace"
     assert report.state is CheckState.FAILURE, log_of(kernels, "head")
     assert "budget" in reasons(report)
@@ -832,7 +823,7 @@ def test_worker_that_loses_its_channel_is_red(run: Run) -> None:
 
 
 def test_weak_sandbox_proves_nothing_where_the_policy_asks_for_more(
-    patient: Run, kernels: Workbench, monkeypatch: pytest.MonkeyPatch
+    run: Run, kernels: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = (kernels.path / "contracts/policy.yaml").read_text()
     lane = "    machine: cpu\n    device: cpu\n    interpreter: true\n"
@@ -840,13 +831,13 @@ def test_weak_sandbox_proves_nothing_where_the_policy_asks_for_more(
     stricter = policy.replace(lane, f"{lane}    min_protection: user\n")
     kernels.commit({"contracts/policy.yaml": stricter})
     monkeypatch.setattr(session, "modes", lambda: ["same-user"])
-    report = patient("UNUSED = 1")
+    report = run("UNUSED = 1")
     judged = [row for row in report.rows if row.lane == "interpret:cpu"]
     assert {row.verdict for row in judged} == {Verdict.NOT_PROVEN}, [r.reason for r in judged]
     assert environment_of(kernels).protection == "process"
 
 
-def test_crash_in_a_cell_costs_that_cell_alone(patient: Run) -> None:
+def test_crash_in_a_cell_costs_that_cell_alone(run: Run) -> None:
     """The workers of cells that end badly are replaced; the host starts eight new ones at most."""
     crash = (
         "import os\n"
@@ -855,7 +846,7 @@ def test_crash_in_a_cell_costs_that_cell_alone(patient: Run) -> None:
         "    if x.requires_grad: os.kill(os.getpid(), 9)\n"
         "    return _honest(x, eps)"
     )
-    report = patient(crash)
+    report = run(crash)
     judged = [row for row in report.rows if row.lane == "interpret:cpu"]
     ended = {("backward" in row.cell, row.verdict) for row in judged}
     assert ended == {(True, Verdict.FAIL), (False, Verdict.PASS)}

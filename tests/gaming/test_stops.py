@@ -86,9 +86,6 @@ def gone(processes: set[tuple[int, int]]) -> bool:
 @pytest.fixture
 def stopped(run: object, kernels: Workbench, tmp_path: Path) -> Iterator[Run]:
     """A run on the short contract that the fixture `run` puts on the main branch."""
-    policy = (kernels.path / "contracts/policy.yaml").read_text()
-    patient = policy.replace("call_timeout_s: 5\n", "call_timeout_s: 60\n")
-    kernels.commit({"contracts/policy.yaml": patient})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     found = Run(kernels, scratch)
