@@ -439,7 +439,7 @@ def _tell(done: Done) -> int:
     for path in done.written:
         print(f"evidence: {path}")
     for name in done.kept:
-        print(f"{name}: has complete evidence for this head; not run again")
+        print(f"{name}: settled for this head; not run again")
     for name, reason in done.failed.items():
         print(f"fla-bot: infra: {name}: {printable(reason)}", file=sys.stderr)
     if not (done.written or done.kept or done.failed):

@@ -17,7 +17,7 @@ from bot.model import Oid, Outcome
 __all__ = [
     "ArmFigures", "Audit", "CellEvidence", "CellUse", "Costs", "Draw", "Environment", "Evidence",
     "KernelEvidence", "OutputFigures", "PropertyEvidence", "Protection", "Restart", "RouteEvidence",
-    "RowEvidence", "TestEvidence", "parse", "read", "write",
+    "RowEvidence", "TestEvidence", "merged", "parse", "read", "write",
 ]  # fmt: skip
 
 MAX_BYTES = 32 << 20
@@ -252,6 +252,12 @@ class Environment(Strict):
     before: dict[str, Figure] = {}
     after: dict[str, Figure] = {}
 
+    @property
+    def fingerprint(self) -> tuple[object, ...]:
+        """What has to be equal for figures to be put together."""
+        software = (self.python, self.torch, self.triton, self.driver)
+        return (*software, self.device, self.interpreter, self.protection)
+
 
 class Evidence(Strict):
     """The result file of one job; which of the lists is filled depends on the lane's kind.
@@ -281,6 +287,51 @@ class Evidence(Strict):
     rows: list[RowEvidence] = []
     wall_s: Figure
     stages: dict[Name, Figure] = {}
+
+
+def merged(old: Evidence, new: Evidence) -> Evidence:
+    """What two runs of a job on equal machines measured, `new` being the later and maybe a part.
+
+    Draws and restarts of cells and rows that both have add up; of all else the later counts.
+    """
+    again = {cell.cell for cell in new.cells}
+    draws = {(cell.cell, cell.configuration): _usable(cell) for cell in old.cells}
+    cells = [cell for cell in old.cells if cell.cell not in again]
+    for cell in new.cells:
+        seeds = {draw.seed for draw in cell.draws}
+        kept = [d for d in draws.get((cell.cell, cell.configuration), []) if d.seed not in seeds]
+        cells.append(cell.model_copy(update={"draws": [*cell.draws, *kept]}))
+    routes = {(r.entry_point, r.backend, r.case, r.number): r for r in (*old.routes, *new.routes)}
+    rows = {row.row: row for row in old.rows}
+    for row in new.rows:
+        rows[row.row] = _pooled(rows[row.row], row) if row.row in rows else row
+    stages = {k: old.stages.get(k, 0) + new.stages.get(k, 0) for k in {**old.stages, **new.stages}}
+    kernels = [kernel for kernel in old.kernels if kernel.cell not in again]
+    return new.model_copy(
+        update={
+            "cells": cells,
+            "kernels": [*kernels, *new.kernels],
+            "routes": list(routes.values()),
+            "rows": list(rows.values()),
+            "wall_s": old.wall_s + new.wall_s,
+            "stages": stages,
+        }
+    )
+
+
+def _usable(cell: CellEvidence) -> list[Draw]:
+    return cell.draws if cell.head is cell.base is Outcome.RAN else []
+
+
+def _pooled(old: RowEvidence, new: RowEvidence) -> RowEvidence:
+    """A row's restarts of both runs, if they measured the same thing."""
+    if (old.mode, old.fault) != (new.mode, new.fault):
+        return new
+    first = len(old.restarts)
+    later = [a.model_copy(update={"restart": first + a.restart}) for a in new.audits]
+    return new.model_copy(
+        update={"restarts": [*old.restarts, *new.restarts], "audits": [*old.audits, *later]}
+    )
 
 
 def write(directory: Path, evidence: Evidence) -> Path:

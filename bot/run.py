@@ -12,12 +12,13 @@ from bot import evidence
 from bot.change import Repository
 from bot.check import Analysis, evidence_folder
 from bot.errors import InfraError, UserError
-from bot.evidence import Evidence
+from bot.evidence import Evidence, merged
+from bot.judge import judge
 from bot.lanes.benchmark import run_benchmark
 from bot.lanes.job import Progress, run_job
 from bot.lanes.protection import advice, sentence
 from bot.lanes.tests import run_tests
-from bot.model import Job, Plan
+from bot.model import Job, Plan, Verdict
 
 __all__ = ["Done", "run_cells", "run_plan"]
 
@@ -45,7 +46,8 @@ def run_plan(
 ) -> Done:
     """Run the jobs of one lane, or of the required lanes.
 
-    A job with complete evidence is not run again: what failed on this head stays failed.
+    What an earlier run settled is not measured again: what failed on this head stays failed, and
+    what is not proven yet is added to.
     """
     books, planned = analysis.books, analysis.plan
     lanes = books.policy.lanes
@@ -57,46 +59,79 @@ def run_plan(
     for job in planned.jobs:
         if job.lane not in wanted:
             continue
-        if _is_complete(folder, planned, job):
+        old = _earlier(folder, planned, job)
+        rest = job.cells if old is None else _open_cells(analysis, job, old)
+        if old is not None and not rest:
             done.kept.append(job.id)
             continue
         try:
-            if job.lane.startswith("tests:"):
-                found = run_tests(
-                    repository,
-                    analysis.change,
-                    planned,
-                    books.policy,
-                    books.contracts,
-                    job,
-                    folder=folder,
-                    progress=progress,
-                )
-            elif job.lane.startswith("benchmark:"):
-                found = run_benchmark(
-                    repository,
-                    planned,
-                    books.policy,
-                    books.contracts[job.op],
-                    job,
-                    logs=folder / "logs",
-                    progress=progress,
-                )
-            else:
-                found = run_job(
-                    repository,
-                    planned,
-                    books.policy,
-                    books.contracts[job.op],
-                    job,
-                    logs=folder / "logs",
-                    progress=progress,
-                )
+            part = job.model_copy(update={"cells": rest})
+            found = _run(repository, analysis, part, folder, progress)
+            if old is not None and old.environment.fingerprint == found.environment.fingerprint:
+                found = merged(old, found)
+            elif rest != job.cells:
+                progress(f"{job.id}: this machine is not what it was, all is measured again")
+                found = _run(repository, analysis, job, folder, progress)
             done.written.append(evidence.write(folder, found))
             done.sandboxes[sentence(found.environment)] = advice(found.environment)
         except (InfraError, OSError) as error:
             done.failed[job.id] = str(error)
     return done
+
+
+def _run(
+    repository: Repository, analysis: Analysis, job: Job, folder: Path, progress: Progress
+) -> Evidence:
+    """Execute a job, by the kind of its lane."""
+    books, planned = analysis.books, analysis.plan
+    if job.lane.startswith("tests:"):
+        return run_tests(
+            repository,
+            analysis.change,
+            planned,
+            books.policy,
+            books.contracts,
+            job,
+            folder=folder,
+            progress=progress,
+        )
+    execute = run_benchmark if job.lane.startswith("benchmark:") else run_job
+    return execute(
+        repository,
+        planned,
+        books.policy,
+        books.contracts[job.op],
+        job,
+        logs=folder / "logs",
+        progress=progress,
+    )
+
+
+def _earlier(folder: Path, planned: Plan, job: Job) -> Evidence | None:
+    """What an earlier run left of this very job."""
+    found = evidence.read(folder, job.id)
+    if not isinstance(found, Evidence):
+        return None
+    same = (found.plan, found.job, found.lane) == (planned.hash, job.id, job.lane)
+    named = [cell.cell for cell in found.cells] + [row.row for row in found.rows]
+    return found if same and set(named) <= set(job.cells) else None
+
+
+def _open_cells(analysis: Analysis, job: Job, old: Evidence) -> list[str]:
+    """Cells that neither passed nor failed; a fail stays, so that nothing is tried until it passes.
+
+    All of them where something is open that is said of the job as a whole.
+    """
+    books = analysis.books
+    part = analysis.plan.model_copy(update={"jobs": [job]})
+    rows = judge(part, books.policy, books.contracts, {job.id: old}, books.anchors)
+    settled = {row.cell for row in rows if row.verdict in (Verdict.PASS, Verdict.FAIL)}
+    failed = any(row.verdict is Verdict.FAIL for row in rows)
+    if job.lane.startswith("tests:"):
+        return [] if failed or old.complete else job.cells
+    if old.complete and (failed or all(row.cell in settled for row in rows)):
+        return []
+    return [cell for cell in job.cells if cell not in settled] or job.cells
 
 
 def run_cells(
@@ -139,10 +174,3 @@ def run_cells(
         message = f"no cell of lane `{lane}` matches; the change has jobs for {', '.join(known)}"
         raise UserError(message if jobs else message.replace("no cell of", "no job of"))
     return found
-
-
-def _is_complete(folder: Path, planned: Plan, job: Job) -> bool:
-    found = evidence.read(folder, job.id)
-    if not isinstance(found, Evidence) or not found.complete:
-        return False
-    return (found.plan, found.job, found.lane) == (planned.hash, job.id, job.lane)

@@ -19,7 +19,6 @@ from bot.evidence import Evidence
 from bot.judge import judge
 from bot.model import CheckState, Plan, Row, Verdict
 from bot.plan import find_cells
-from bot.run import _is_complete
 from bot.statistics import allowance
 from tests.conftest import Workbench
 
@@ -401,14 +400,6 @@ def test_incomplete_doubled_and_foreign_cells_never_pass(analysis: Analysis) -> 
     assert verdicts(analysis, {**data, "cells": [*cells, cells[0]]}) == {Verdict.LOST: 1}
     stranger = {**cells[0], "cell": "l2norm[x=y]"}
     assert verdicts(analysis, {**data, "cells": [*cells, stranger]}) == {Verdict.LOST: 1}
-
-
-def test_run_measures_again_what_is_of_another_job(analysis: Analysis, tmp_path: Path) -> None:
-    (job,) = [job for job in analysis.plan.jobs if job.lane == "interpret:cpu"]
-    path = tmp_path / f"{job.id}.json"
-    for change, kept in (({}, True), ({"job": "other"}, False), ({"lane": "configs:cpu"}, False)):
-        path.write_text(json.dumps(evidence(analysis, **change)))
-        assert _is_complete(tmp_path, analysis.plan, job) is kept
 
 
 def test_job_that_stopped_after_its_last_cell_is_not_green(analysis: Analysis) -> None:

@@ -157,7 +157,7 @@ def test_measured_fail_stays_failed(
     assert run(flaky).state is CheckState.FAILURE
     change = ["--repo", str(kernels.path), "--base", "main", "--head", "hostile"]
     assert main(["run", *change]) == 0
-    assert "has complete evidence for this head; not run again" in capsys.readouterr().out
+    assert "settled for this head; not run again" in capsys.readouterr().out
     assert main(["judge", *change]) == 1
 
 
