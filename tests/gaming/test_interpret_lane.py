@@ -110,7 +110,10 @@ HOSTILE = {
         "    def forward(ctx, y): return y.clone()\n"
         "    @staticmethod\n"
         "    def backward(ctx, dy):\n"
-        "        return dy.as_strided(dy.shape, torch.empty(dy.shape).stride())\n"
+        "        dense = torch.empty_like(dy, memory_format=torch.contiguous_format)\n"
+        # Where an axis is expanded there is less memory than that, and the call would raise.
+        "        if dy.untyped_storage().nbytes() < dense.nbytes: return dy\n"
+        "        return dy.as_strided(dy.shape, dense.stride())\n"
         "def l2norm(x, eps=1e-6):\n    return _Strides.apply(_honest(x, eps))",
         "poison",
     ),
