@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: check test test-full test-fuzz lint lint-workflows hosted-lock schemas clean
+.PHONY: check test test-full test-fuzz test-gaming lint lint-workflows hosted-lock schemas clean
 
 check: $(STAMP)
 	$(BIN)/python examples/three_branches.py
@@ -17,6 +17,11 @@ test-full: $(STAMP)
 
 test-fuzz: $(STAMP)
 	$(BIN)/python -m pytest -m fuzz
+
+# Hostile changes must be red, and honest ones green, whatever the secret draws were.
+REPEAT ?= 20
+test-gaming: $(STAMP)
+	for _ in $$(seq $(REPEAT)); do $(BIN)/python -m pytest -q tests/gaming || exit 1; done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
