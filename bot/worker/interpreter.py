@@ -53,7 +53,8 @@ def install() -> None:
 
 
 def _is_bf16(value: Any) -> bool:
-    return bool(getattr(getattr(value, "dtype", None), "scalar", None) == tl.bfloat16)
+    # By name: comparing types is slow, and this is asked for each operand of each operation.
+    return getattr(getattr(getattr(value, "dtype", None), "scalar", None), "name", "") == "bf16"
 
 
 def _wide(value: Any, handle: Any) -> Any:
@@ -68,7 +69,10 @@ def _widened(original: Callable[..., Any], handle: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def operation(self: Any, *args: Any) -> Any:
         # A condition, or bits that are only moved (`select`), come in other types or need no sum.
-        if not any(_is_bf16(arg) for arg in args):
+        for arg in args:  # a loop, and no generator: this runs for each operation of a kernel
+            if _is_bf16(arg):
+                break
+        else:
             return original(self, *args)
         found = original(self, *(_wide(arg, handle) for arg in args))
         if found.data.dtype == np.bool_:

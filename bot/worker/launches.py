@@ -172,7 +172,8 @@ def _patch() -> None:
     kinds = [jit.JITFunction]
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and os.environ.get("TRITON_INTERPRET") == "1":
-        importlib.import_module("bot.worker.interpreter").install()
+        for name in ("interpreter", "lean"):
+            importlib.import_module(f"bot.worker.{name}").install()
         kinds.append(interpreter.InterpretedFunction)
     for kind in kinds:
         if not hasattr(kind.run, "is_watched"):
