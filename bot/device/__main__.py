@@ -1,4 +1,4 @@
-"""Drive both workers through the cells of a job and print one line of JSON for each.
+"""Drive pairs of workers through the cells of a job and print one line of JSON for each.
 
 Reads the order from standard input. Secret seeds are drawn after the workers have imported, and
 leave this process only in its output.
@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -61,35 +62,60 @@ def main() -> None:
     named = {point.reference for point in points if point.reference}
     references = {reference: load(reference, tree) for reference in named}
     say("environment", environment(order).model_dump(mode="json"))
-    arms = _arms(order)
-    targets = [point.target for point in points]
+    pairs = _pairs(order)
+    targets, arms = [point.target for point in points], [a for pair in pairs for a in pair.values()]
     with ThreadPoolExecutor(len(arms)) as pool:
-        for started in [
-            pool.submit(arm.start, targets, order["start_timeout_s"]) for arm in arms.values()
-        ]:
+        for started in [pool.submit(arm.start, targets, order["start_timeout_s"]) for arm in arms]:
             started.result()
-    both = Comparison(
-        contract, order["device"], references, arms, configurations=order.get("configurations")
-    )
-    for cell in cells:
-        try:
-            for found in both.entries(cell, _draws(order, cell)):
-                say("cell", found.evidence.model_dump(mode="json"))
-                for kernel in found.kernels:
-                    say("kernel", kernel.model_dump(mode="json"))
-        except (MemoryError, torch.OutOfMemoryError):
-            traceback.print_exc()  # a cell that is not reported fails; the others go on
+    rotation, number = Rotation(), order.get("configurations")
+    comparisons = [
+        Comparison(contract, order["device"], references, pair, number, rotation) for pair in pairs
+    ]
+    share(comparisons, cells, lambda cell: _draws(order, cell))
+    kernels = comparisons[0].kernels
+    kernels.seen = [seen for both in comparisons for seen in both.kernels.seen]
     # A single cell that is run again shows nothing of the others.
-    if "seed" not in order and both.configurations is None:
-        for kernel in both.kernels.evidence():
+    if "seed" not in order and number is None:
+        for kernel in kernels.evidence():
             say("kernel", kernel.model_dump(mode="json"))
-        for route in both.kernels.routes(list(dict.fromkeys(c.entry_point for c in cells))):
+        for route in kernels.routes(list(dict.fromkeys(c.entry_point for c in cells))):
             say("route", route.model_dump(mode="json"))
     say("end", {})
 
 
-def _arms(order: dict[str, Any]) -> dict[str, Arm]:
-    """Both arms; where the host can start fresh workers, they are asked for over one socket."""
+def share(
+    comparisons: Sequence[Comparison],
+    cells: Sequence[Cell],
+    draws: Callable[[Cell], Sequence[tuple[int, bool]]],
+) -> None:
+    """Have each pair of workers take the next cell, and tell of it, until none is left."""
+    left, telling = deque(cells), threading.Lock()
+
+    def serve(both: Comparison) -> None:
+        while left:
+            try:
+                cell = left.popleft()
+            except IndexError:  # another pair took the last one just now
+                return
+            try:
+                for found in both.entries(cell, draws(cell)):
+                    with telling:
+                        say("cell", found.evidence.model_dump(mode="json"))
+                        for kernel in found.kernels:
+                            say("kernel", kernel.model_dump(mode="json"))
+            except (MemoryError, torch.OutOfMemoryError):
+                traceback.print_exc()  # a cell that is not reported fails; the others go on
+            except BaseException:
+                left.clear()  # the job is lost; nobody has to wait for the rest of it
+                raise
+
+    with ThreadPoolExecutor(len(comparisons)) as pool:
+        for served in [pool.submit(serve, both) for both in comparisons]:
+            served.result()
+
+
+def _pairs(order: dict[str, Any]) -> list[dict[str, Arm]]:
+    """Both arms, once or several times; fresh workers are asked for over one socket."""
     control = socket.socket(fileno=order["control"]) if "control" in order else None
     lock = threading.Lock()
 
@@ -101,10 +127,13 @@ def _arms(order: dict[str, Any]) -> dict[str, Arm]:
             answer, fds = receive(control)
         return fds[0] if answer.get("arm") == name and len(fds) == 1 else None
 
-    return {
-        name: Arm(order["arms"][name], order["call_timeout_s"], partial(replace, name))
-        for name in ("base", "head")
-    }
+    return [
+        {
+            arm: Arm(order["workers"][name], order["call_timeout_s"], partial(replace, name))
+            for arm, name in zip(("base", "head"), names, strict=True)
+        }
+        for names in order["pairs"]
+    ]
 
 
 def _draws(order: dict[str, Any], cell: Cell) -> list[tuple[int, bool]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ class Rotation:
 
     def __init__(self) -> None:
         self.taken: Counter[tuple[str, Property]] = Counter()
+        self.lock = threading.Lock()
 
     def next(self, entry_point: str, names: Sequence[Property]) -> list[Property]:
         """The one that cells of this entry point tested least so far."""
@@ -49,8 +51,9 @@ class Rotation:
         def rank(name: Property) -> tuple[int, int]:
             return self.taken[entry_point, name], PROPERTIES.index(name)
 
-        chosen = sorted(names, key=rank)[:1]
-        self.taken.update((entry_point, name) for name in chosen)
+        with self.lock:  # pairs of workers share it
+            chosen = sorted(names, key=rank)[:1]
+            self.taken.update((entry_point, name) for name in chosen)
         return chosen
 
 

@@ -1,4 +1,4 @@
-"""Run one job: the trees, a trusted device process, two confined workers; collect evidence."""
+"""Run one job: the trees, a trusted device process, confined workers; collect evidence."""
 
 # SPDX-License-Identifier: MIT
 
@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from bot.lanes.result import evidence_of, read_message, told
 from bot.lanes.session import Session
 from bot.model import Job, Plan
 from bot.plan import find_cells
-from bot.policy import Policy
+from bot.policy import Lane, Policy
 
-__all__ = ["ARMS", "START_TIMEOUT_S", "Progress", "run_job"]
+__all__ = ["ARMS", "START_TIMEOUT_S", "Progress", "count_pairs", "run_job"]
 
 START_TIMEOUT_S = 120
 ARMS = ("base", "head")
+# Workers of one arm: a fresh one costs seconds, and on an accelerator half a gigabyte.
+MOST_PAIRS, CELLS_A_PAIR = 4, 16
 Progress = Callable[[str], None]
 
 
@@ -51,8 +54,10 @@ def run_job(
     lines, due = list[dict[str, Any]](), None
     with Session(repository, lane, evidence=logs.parent) as session:
         session.export("trusted", plan.trusted, policy.source_roots)
-        for arm, commit in zip(ARMS, (plan.merge_base, plan.head), strict=True):
-            session.export(arm, commit, policy.source_roots, confined=True)
+        pairs = [_names(number) for number in range(count_pairs(lane, len(job.cells)))]
+        for names in pairs:
+            for name, commit in zip(names, (plan.merge_base, plan.head), strict=True):
+                session.export(name, commit, policy.source_roots, confined=True)
         try:
             order = _order(session, policy, contract, job) | {"plan": plan.hash}
             order |= {} if seed is None else {"seed": seed}
@@ -60,7 +65,7 @@ def run_job(
                 counted = most_configurations(session.trees["head"])
                 order["configurations"] = counted.least
                 due = counted.least if counted.is_complete else None
-            lines += _drive(session, policy, order, job, progress)
+            lines += _drive(session, policy, order, job, pairs, progress)
         finally:
             session.kill()
             session.keep_logs(logs, job.id)
@@ -68,8 +73,30 @@ def run_job(
     return found.model_copy(update={"configurations": due})
 
 
+def _names(number: int) -> tuple[str, str]:
+    """The workers of a pair; those of the first are named like their arms."""
+    base, head = (f"{arm}-{number}" if number else arm for arm in ARMS)
+    return base, head
+
+
+def count_pairs(lane: Lane, cells: int) -> int:
+    """How many pairs of workers share the cells of a job.
+
+    A call keeps one core busy, in an accelerator's lane that of the compiler. In the interpreter
+    head has three times the calls of the merge base, so that there a pair is worth one core.
+    """
+    cores = len(os.sched_getaffinity(0))
+    cores = cores if lane.interpreter else cores // 2
+    return max(1, min(cores, MOST_PAIRS, cells // CELLS_A_PAIR))
+
+
 def _drive(
-    session: Session, policy: Policy, order: dict[str, Any], job: Job, progress: Progress
+    session: Session,
+    policy: Policy,
+    order: dict[str, Any],
+    job: Job,
+    pairs: Sequence[tuple[str, str]],
+    progress: Progress,
 ) -> Iterator[dict[str, Any]]:
     """Start everything and hand on what the device process says, line by line."""
 
@@ -86,17 +113,18 @@ def _drive(
         return ours
 
     host, control = socket.socketpair()
-    channels = {arm: socket.socketpair() for arm in ARMS}
-    fds = {arm: ours.fileno() for arm, (ours, _) in channels.items()}
+    names = [name for pair in pairs for name in pair]
+    channels = {name: socket.socketpair() for name in names}
+    fds = {name: ours.fileno() for name, (ours, _) in channels.items()}
     device = session.start_device("bot.device", pass_fds=[control.fileno(), *fds.values()])
-    order = order | {"arms": fds, "control": control.fileno()}
+    order = order | {"pairs": pairs, "workers": fds, "control": control.fileno()}
     # From here on these ends are the device process' alone: either side sees the other's end.
     for end in (control, *(ours for ours, _ in channels.values())):
         end.close()
     session.confine()
     # Neither arm is always the first.
-    for arm in secrets.SystemRandom().sample(ARMS, len(ARMS)):
-        work(arm, channels[arm][1])
+    for name in secrets.SystemRandom().sample(names, len(names)):
+        work(name, channels[name][1])
     session.serve(host, fresh)
     yield from _listen(device, order, job, progress)
 
@@ -134,12 +162,15 @@ def _listen(
 def _evidence(
     plan: Plan, job: Job, lines: list[dict[str, Any]], session: Session, wall_s: float
 ) -> Evidence:
+    place = {cell: number for number, cell in enumerate(job.cells)}
+    cells = told(lines, "cell", CellEvidence)
     return evidence_of(
         plan,
         job,
         lines,
         session,
-        cells=told(lines, "cell", CellEvidence),
+        # In the plan's order, whichever pair of workers was first.
+        cells=sorted(cells, key=lambda entry: place.get(entry.cell, len(place))),
         kernels=told(lines, "kernel", KernelEvidence),
         routes=told(lines, "route", RouteEvidence),
         wall_s=wall_s,

@@ -66,7 +66,7 @@ MAX_RESTARTS = 8
 END_TIMEOUT_S = 30.0
 # Both arms' channels have this number, so that it tells nothing of who was started first.
 CHANNEL_FD = 100
-MIN_MEMORY, MEMORY_SHARE = 2 << 30, 0.4
+MIN_MEMORY, MEMORY_SHARE = 2 << 30, 0.8
 # What the operator of a machine sets, beside where programs and libraries are.
 KEPT = (
     *("PATH", "LD_LIBRARY_PATH", "CC", "CUDA_HOME", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"),
@@ -257,7 +257,9 @@ class Session:
         boxes, held = dict[str, Box](), list[frozenset[str]]()
         try:
             for arm, place in self.places.items():
-                boxes[arm] = Box(mode, self.view, place, _memory_bytes(), DISK_BYTES)
+                boxes[arm] = Box(
+                    mode, self.view, place, _memory_bytes(len(self.places)), DISK_BYTES
+                )
             for arm, box in boxes.items():
                 held.append(self._probe(arm, box))
         except (InfraError, OSError) as error:
@@ -460,7 +462,7 @@ def _close(boxes: Mapping[str, Box]) -> None:
         box.close()
 
 
-def _memory_bytes() -> int:
-    """What one worker may use: two of them and the device process have to live side by side."""
+def _memory_bytes(workers: int) -> int:
+    """What one worker may use: all of them and the device process have to live side by side."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(MIN_MEMORY, int(total * MEMORY_SHARE))
+    return max(MIN_MEMORY, int(total * MEMORY_SHARE / max(2, workers)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bot.cli import main
+from bot.lanes import job
 from bot.model import CheckState, Verdict
 from tests.conftest import Workbench
 from tests.gaming.conftest import Run
@@ -189,3 +190,26 @@ def test_honest_change_is_green(name: str, run: Run) -> None:
     report = run(HONEST[name])
     assert report.state is CheckState.SUCCESS, [row.reason for row in report.rows]
     assert sum(row.verdict is Verdict.PASS for row in report.rows) >= 4
+
+
+@pytest.fixture
+def _two_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "count_pairs", lambda *_: 2)
+
+
+@pytest.mark.usefixtures("_two_pairs")
+def test_pairs_of_workers_share_a_job(run: Run, kernels: Workbench) -> None:
+    report = run(HONEST["other-order-of-sums"])
+    assert report.state is CheckState.SUCCESS, [row.reason for row in report.rows]
+    assert sum(row.verdict is Verdict.PASS for row in report.rows) >= 4
+    logs = {path.name for path in kernels.path.glob(".fla-bot/evidence/*/logs/*.log")}
+    assert {"interpret-cpu-l2norm.head.log", "interpret-cpu-l2norm.head-1.log"} <= logs
+
+
+@pytest.mark.usefixtures("_two_pairs")
+@pytest.mark.parametrize("name", ["slightly-wrong-in-one-tile", "exits-0-in-the-call"])
+def test_wrong_change_is_red_in_every_pair(name: str, run: Run) -> None:
+    code, reason = HOSTILE[name]
+    failed = [row for row in run(code).rows if row.verdict is Verdict.FAIL]
+    assert len(failed) >= 4
+    assert {row.reason.split(":")[0] for row in failed} == {reason}
