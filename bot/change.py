@@ -192,6 +192,16 @@ class Repository:
                 old_mode=old_mode,
                 new_mode=new_mode,
             )
+        yield from self._behind_links(old, new)
+
+    def _behind_links(self, old: str, new: str) -> Iterator[FileChange]:
+        """Links that are as they were and lead to something else: what is imported has changed."""
+        links = {path: oid for path, (mode, oid) in self.tree(new).items() if mode == LINK}
+        for path, oid in links.items():
+            blobs = self.blob(old, path), self.blob(new, path)
+            if self.tree(old).get(path) == (LINK, oid) and blobs[0] != blobs[1]:
+                mode = REGULAR[0]
+                yield FileChange(path, "modified", path, *blobs, old_mode=mode, new_mode=mode)
 
     def tree(self, commit: str) -> dict[str, tuple[str, str]]:
         """All paths of a commit or tree: mode and object."""
@@ -241,17 +251,17 @@ class Repository:
 
         A link to a file of the same tree becomes that file, any other link is left out.
         """
-        tree = self.tree(commit)
-        for path in tree:
+        for path in self.tree(commit):
             parts = path.split("/")
-            oid = self._content(tree, path)
+            oid = self.blob(commit, path)
             if oid and parts[0] in roots and not {".", "..", ""} & set(parts):
                 file = target.joinpath(*parts)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(self.read(oid))
 
-    def _content(self, tree: dict[str, tuple[str, str]], path: str) -> str | None:
+    def blob(self, commit: str, path: str) -> str | None:
         """The blob behind a path, through links inside the tree."""
+        tree = self.tree(commit)
         for _ in range(MAX_LINKS):
             mode, oid = tree.get(path, ("", ""))
             if mode != LINK:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bot.cache import Cache
-from bot.change import REGULAR, Repository
+from bot.change import Repository
 from bot.source import Summary, summarise
 
 __all__ = ["Files", "summaries"]
@@ -24,7 +24,8 @@ class Files(Mapping[str, bytes | None]):
         self.repository, self.commit = repository, commit
 
     def __getitem__(self, path: str) -> bytes | None:
-        return self.repository.read_path(self.commit, path)
+        oid = self.repository.blob(self.commit, path)
+        return None if oid is None else self.repository.read(oid)
 
     def __iter__(self) -> Iterator[str]:
         return (path for path in self.repository.tree(self.commit) if path.endswith(".py"))
@@ -34,17 +35,15 @@ class Files(Mapping[str, bytes | None]):
 
 
 def summaries(repository: Repository, commit: str, cache: Cache) -> dict[str, Summary]:
-    """By path. Links and submodules are no sources."""
-    blobs = {
-        path: oid
-        for path, (mode, oid) in repository.tree(commit).items()
-        if path.endswith(".py") and mode in REGULAR
-    }
+    """By path. A link is the file that it leads to inside the tree, as in an import."""
+    paths = (path for path in repository.tree(commit) if path.endswith(".py"))
+    found = {path: repository.blob(commit, path) for path in paths}
+    blobs = {path: oid for path, oid in found.items() if oid is not None}
     known: dict[str, Summary] = {}
     for oid in set(blobs.values()):
-        found = _restore(cache.get(KIND, oid))
-        if found is not None:
-            known[oid] = found
+        summary = _restore(cache.get(KIND, oid))
+        if summary is not None:
+            known[oid] = summary
     missing = sorted(set(blobs.values()) - set(known))
     texts = [repository.read(oid) for oid in missing]
     for oid, summary in zip(missing, _parse(texts), strict=True):

@@ -99,7 +99,8 @@ def test_summaries_are_parsed_once_a_blob_and_by_two_processes_alike(
         cache = Cache(path)
         first = summaries(repository, commit, cache)
         cache.save()
-        assert set(first) == {*files, "p/bad.py"}
+        assert set(first) == {*files, "p/bad.py", "link.py"}
+        assert first["link.py"] == first["p/m0.py"]
         assert first["p/m3.py"] == summarise(files["p/m3.py"])
         assert first["p/bad.py"].fault is not None
         again = Cache(path)
