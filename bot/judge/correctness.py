@@ -116,7 +116,8 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
         text = "a bias of {value:.2%}, limit {limit:.2%}"
         add("slope", head.slope, limit, figures.slope_at, text)
     if name in known.anchors:
-        # Errors must not creep up from merge to merge; what is no worse than the merge base did not.
+        # Errors must not creep up from merge to merge; who is no worse than the merge base is not
+        # to blame.
         limit = max(margins.anchor * few * max(known.anchors[name], least), base.rms)
         text = "error {value:.3g}, limit {limit:.3g} by what was once accepted"
         add("anchor", head.rms, limit, (), text)
