@@ -31,7 +31,7 @@ actions/re-run-workflow actions/re-run-workflow-failed-jobs
 apps/create-installation-access-token apps/get-authenticated apps/get-repo-installation
 checks/create checks/get checks/get-suite checks/list-annotations checks/list-for-ref
 checks/list-for-suite checks/list-suites-for-ref checks/rerequest-run checks/update
-git/get-ref git/list-matching-refs
+git/get-ref git/get-tree git/list-matching-refs
 issues/add-labels issues/create-comment issues/delete-comment issues/get issues/get-comment
 issues/list-comments issues/list-comments-for-repo issues/list-labels-on-issue issues/remove-label
 issues/set-labels issues/update-comment
@@ -52,7 +52,8 @@ actions/create-workflow-dispatch actions/get-artifact actions/get-job-for-workfl
 actions/get-repo-variable actions/get-workflow actions/get-workflow-run
 actions/list-self-hosted-runners-for-repo
 apps/create-installation-access-token apps/get-authenticated apps/get-repo-installation
-checks/get checks/get-suite checks/list-annotations git/get-ref issues/get issues/get-comment
+checks/get checks/get-suite checks/list-annotations git/get-ref git/get-tree issues/get
+issues/get-comment
 issues/list-labels-on-issue pulls/get pulls/list pulls/list-commits pulls/list-files rate-limit/get
 reactions/create-for-issue-comment repos/compare-commits-with-basehead repos/create-commit-status
 repos/get repos/get-branch repos/get-branch-rules repos/get-collaborator-permission-level

@@ -12,7 +12,9 @@ from bot.github.commands import Command, commands
 from bot.github.records import Comment, Pull
 from bot.model import ItemState
 
-__all__ = ["Need", "People", "Said", "acceptances", "approval", "grants", "said", "waivers"]
+__all__ = [
+    "Need", "People", "Said", "acceptances", "approval", "edited", "grants", "said", "waivers",
+]  # fmt: skip
 
 MAX_COMMITS = 250  # GitHub lists no more: with more, who wrote them is not known
 
@@ -55,7 +57,16 @@ class People:
 
 
 def said(comments: Collection[Comment], us: str) -> list[Said]:
-    """All commands of persons, oldest first; edited comments included, to be answered."""
+    """All commands of persons that count, oldest first: whoever may push can edit a comment."""
+    return [item for item in _commands(comments, us) if not item.comment.edited]
+
+
+def edited(comments: Collection[Comment], us: str) -> list[Said]:
+    """Commands in edited comments: they command nothing, and are told so."""
+    return [item for item in _commands(comments, us) if item.comment.edited]
+
+
+def _commands(comments: Collection[Comment], us: str) -> list[Said]:
     found = []
     for comment in comments:
         user = comment.user
@@ -68,12 +79,19 @@ def said(comments: Collection[Comment], us: str) -> list[Said]:
 
 
 def grants(
-    pull: Pull, heard: list[Said], standing: Standing | None, case: Case, pusher: str
+    pull: Pull,
+    heard: list[Said],
+    standing: Standing | None,
+    case: Case,
+    pusher: str,
+    people: People,
+    answered: int,
 ) -> list[Grant]:
     """The words that may let machines run this head, each with how far it reaches.
 
     A word counts for the plan that was shown when it was given: one that is not recorded yet takes
-    the envelope of the plan in the ledger.
+    the envelope of the plan in the ledger. Only words of those who may are recorded: anybody can
+    write a comment, and a check holds little.
     """
     known = {grant.comment: grant for grant in standing.grants} if standing else {}
     shown = standing.case if standing and standing.case else case
@@ -81,10 +99,13 @@ def grants(
     found = []
     for item in heard:
         wanted = item.command.kind == "approve" and item.command.arguments == (pull.head.sha,)
-        if wanted and not item.comment.edited:
+        if wanted:
             number = item.comment.id
             new = Grant(comment=number, login=item.login, base_ref=base, envelope=shown.envelope())
-            found.append(known.get(number, new))
+            if number in known:
+                found.append(known[number])
+            elif number > answered and people.role(item.login) in case.approvals.run:
+                found.append(new)
     if 0 in known:
         found.append(known[0])
     elif _is_own_push(pull, pusher):
@@ -132,7 +153,7 @@ def acceptances(case: Case, heard: list[Said], people: People) -> dict[str, str]
     }
     found: dict[str, str] = {}
     for item in heard:
-        if item.command.kind != "accept" or item.comment.edited:
+        if item.command.kind != "accept":
             continue
         (code,) = item.command.arguments
         if code in wanted and not _cannot_accept(case, item.login, wanted[code], people):
@@ -152,22 +173,30 @@ def _cannot_accept(case: Case, login: str, op: str, people: People) -> str:
 
 def waivers(
     case: Case, heard: list[Said], standing: Standing, people: People
-) -> tuple[list[Waiver], dict[int, str]]:
-    """All waivers as they were first seen, and why some of them do not count, by comment."""
-    known = {waiver.comment: waiver for waiver in standing.waivers}
+) -> tuple[list[Waiver], dict[tuple[int, str], str]]:
+    """The waivers to be recorded, as they were first seen, and why some words do not count.
+
+    A word is known by its comment and target. One that was refused is not recorded: having been
+    answered, it will not count later either.
+    """
+    known = {(waiver.comment, waiver.target): waiver for waiver in standing.waivers}
     shown = standing.case or case
-    found, refused = [], dict[int, str]()
+    found, refused = [], dict[tuple[int, str], str]()
     for item in heard:
         if item.command.kind != "waive":
             continue
         target, reason = item.command.arguments
         number = item.comment.id
-        new = Waiver(
+        old = known.get((number, target))
+        if old is None and number <= standing.answered:
+            continue
+        new = old or Waiver(
             comment=number, login=item.login, target=target, reason=reason, plan=shown.plan
         )
-        found.append(known.get(number, new))
-        if why := _cannot_waive(case, item, found[-1], standing, people):
-            refused[number] = why
+        if why := _cannot_waive(case, item, new, standing, people):
+            refused[number, target] = why
+        if old or not why:
+            found.append(new)
     return found, refused
 
 

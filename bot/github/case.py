@@ -22,11 +22,12 @@ from bot.model import CheckState, Oid, Report, Row, Verdict
 from bot.policy import Approvals, Caps, Lane, Policy
 
 __all__ = [
-    "Case", "Envelope", "Grant", "LaneResult", "Origin", "RowId", "Standing", "Waiver",
-    "code_digest", "pack", "seal", "unpack",
+    "Case", "Envelope", "Grant", "LaneResult", "Merged", "Origin", "Reply", "RowId", "Standing",
+    "Waiver", "code_digest", "pack", "seal", "unpack",
 ]  # fmt: skip
 
 MAX_PACKED = 60_000  # characters; a check run takes 65,535
+MAX_STANDING = 48_000  # of them for one pull request
 MAX_UNPACKED = 16 << 20
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Model = TypeVar("Model", bound=BaseModel)
@@ -97,19 +98,30 @@ class Origin(Strict):
     fingerprint: str
 
 
+class Merged(Strict):
+    """A pull request that a merge group merges, and its head."""
+
+    number: Annotated[int, Field(ge=1)]
+    head: Oid
+
+
 class Case(Strict):
     """All that is known of one head in one pull request before any evidence.
 
-    Made by `scope`, which parses what the pull request controls; `plan` fills in `bot` and `code`.
-    `group`: the branch of a merge group, if the head is one.
-    `books` is a digest of policy and contracts at trusted, `late` says that the merge base is
-    older than the last change of a contract in force. `anchors`: digests of those in force.
+    Made by `scope`, which parses what the pull request controls; `plan` checks what it can and
+    fills in `bot` and `code`. `group`: the branch of a merge group, if the head is one; `merges`:
+    what is in it, the pull request itself first.
+    `books` is a digest of what judges at trusted: policy, contracts, anchors and `watched`, the
+    references of the contracts in force. `late`: one of those is newer than the merge base.
+    `anchors`: digests of those in force. `hits`: errors and warnings by rule, of which the report
+    holds only some.
     """
 
     schema_id: Literal["fla-bot/case@1"] = Field("fla-bot/case@1", alias="schema")
     number: Annotated[int, Field(ge=1)]
     base_ref: Annotated[str, Field(max_length=255)]
     group: Annotated[str, Field(max_length=400)] = ""
+    merges: list[Merged] = []
     gated: bool
     books: Digest
     late: bool
@@ -119,6 +131,8 @@ class Case(Strict):
     anchors: dict[str, str]
     owners: dict[str, list[str]]
     sensitive: list[str]
+    watched: list[str] = []
+    hits: dict[str, tuple[int, int]] = {}
     bot: str = ""
     code: str = ""
 
@@ -224,12 +238,24 @@ class LaneResult(Strict):
     rows: list[Row]
 
 
+class Reply(Strict):
+    """What somebody was told, apart from a reaction."""
+
+    comment: int
+    login: str
+    text: str
+
+
 class Standing(Strict):
     """How one pull request stands on one head.
 
     `since`: when the head was first seen. `pusher`: who GitHub said had pushed it; empty when the
-    reaper saw it first. Grants and waivers are recorded as they were first seen, and count only
-    as long as their comments do.
+    reaper saw it first; `pushers`: those of earlier heads, as far as they are known. Grants and
+    waivers are recorded as they were first seen, if they counted then, and count only as long as
+    their comments do. `void`: the plan here does not hold any more, whatever becomes of its
+    reasons; only a new one does. `planning`: since when that is awaited. `answered`: all commands
+    up to this comment have their answers, of which `replies` are the newest. `untold`: why GitHub
+    took no comment, reaction or body.
     """
 
     number: int
@@ -239,7 +265,13 @@ class Standing(Strict):
     title: str
     since: datetime
     pusher: str = ""
+    pushers: list[str] = []
     fault: str = ""
+    void: bool = False
+    planning: datetime | None = None
+    answered: int = 0
+    replies: list[Reply] = []
+    untold: str = ""
     grants: list[Grant] = []
     waivers: list[Waiver] = []
     reused: list[LaneResult] = []

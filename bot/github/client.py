@@ -21,6 +21,7 @@ from bot.github.connection import (
     TRIES,
     App,
     Connection,
+    GitHubError,
     Item,
     NotFound,
     Refused,
@@ -29,10 +30,10 @@ from bot.github.connection import (
     parse,
 )
 from bot.github.records import (
-    Artifact,
     CheckRun,
     Comment,
     Commit,
+    Comparison,
     File,
     Job,
     Pull,
@@ -44,6 +45,7 @@ from bot.github.records import (
     Run,
     Started,
     Status,
+    Tree,
     Write,
 )
 
@@ -162,20 +164,16 @@ class Client:
         """The jobs of the newest attempt of a run."""
         return self._all(f"/actions/runs/{run}/jobs", Job, key="jobs")
 
-    def artifacts(self, run: int) -> list[Artifact]:
-        """The artifacts of a run, of all its attempts."""
-        return self._all(f"/actions/runs/{run}/artifacts", Artifact, key="artifacts")
-
-    def download(self, artifact: int, max_bytes: int) -> bytes:
-        """The zip of an artifact, refused when it is larger than allowed."""
-        path = f"/repos/{self.repository}/actions/artifacts/{artifact}/zip"
-        return self.connection.download(path, max_bytes)
-
     def refs(self, prefix: str) -> list[Ref]:
         """The references that begin with a prefix such as `heads/gh-readonly-queue/`."""
         # GitHub knows no pages here: everything comes at once.
         path = f"/repos/{self.repository}/git/matching-refs/{quote(prefix)}"
         return [parse(Ref, item) for item in self.connection.send("GET", path)[1]]
+
+    def tip(self, branch: str) -> str:
+        """The commit of a branch; empty where there is none."""
+        name = f"refs/heads/{branch}"
+        return next((ref.sha for ref in self.refs(f"heads/{branch}") if ref.ref == name), "")
 
     def content(self, path: str, ref: str) -> bytes:
         """A file of a commit, up to 1 MB."""
@@ -185,13 +183,17 @@ class Client:
             raise NotFound(f"{path} at {ref} is no file of at most 1 MB")
         return base64.b64decode(found["content"])
 
-    def folder(self, path: str, ref: str) -> dict[str, str]:
-        """The names in a folder of a commit with the object of each."""
-        place = f"/repos/{self.repository}/contents/{quote(path)}"
-        found = self.connection.send("GET", place, query={"ref": ref})[1]
-        if not isinstance(found, list):
-            raise NotFound(f"{path} at {ref} is no folder")
-        return {str(item["name"]): str(item["sha"]) for item in found}
+    def tree(self, ref: str) -> dict[str, str]:
+        """All files of a commit or a branch, with their blobs."""
+        place = f"/repos/{self.repository}/git/trees/{_part(ref)}"
+        found = parse(Tree, self.connection.send("GET", place, query={"recursive": "1"})[1])
+        if found.truncated:
+            raise GitHubError(f"GitHub does not list all files of {ref}")
+        return {item.path: item.sha for item in found.tree if item.type == "blob"}
+
+    def compare(self, base: str, head: str) -> Comparison:
+        """Where a commit or a branch and another commit have parted."""
+        return self._one(f"/compare/{_part(base)}...{_part(head)}", Comparison)
 
     def required_checks(self, branch: str) -> list[RequiredCheck]:
         """The checks that rulesets require on a branch; classic protection is not readable here."""

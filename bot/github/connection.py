@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
@@ -63,7 +62,7 @@ class NotFound(GitHubError):
 
 
 class Gone(GitHubError):
-    """It was there: an expired artifact."""
+    """It was there."""
 
 
 class Refused(GitHubError):
@@ -272,48 +271,6 @@ class Connection:
             return max(1.0, reset - self._clock() + 1)
         limited = status == 429 or "rate limit" in words.lower()
         return 60.0 if limited else None  # GitHub: "wait for at least one minute"
-
-    def download(self, path: str, max_bytes: int) -> bytes:
-        """What an address redirects to. The token stays here: storage is another host."""
-        for attempt in range(TRIES):
-            try:
-                return self._fetch(self._location(path), max_bytes)
-            except Unsure:
-                if attempt + 1 == TRIES:
-                    raise
-                self.pause(attempt)
-        raise AssertionError("unreachable")
-
-    def _location(self, path: str) -> str:
-        """Where a download lies for the next minute; asked for anew with each try."""
-        url = self.send("GET", path)[0].get("location", "")
-        if urlsplit(url).scheme != urlsplit(self.base_url).scheme:
-            raise GitHubError(f"{path}: no address to download from")
-        return url
-
-    def _fetch(self, url: str, max_bytes: int) -> bytes:
-        """Read an address without a token, and no more than is allowed."""
-        import requests
-
-        where = f"download from {urlsplit(url).hostname}"
-        content = bytearray()
-        try:
-            with requests.get(
-                url,
-                stream=True,
-                timeout=self._timeout_s,
-                allow_redirects=False,
-                auth=lambda request: request,  # or requests takes one from .netrc
-            ) as reply:
-                if reply.status_code != 200:
-                    raise Unsure(f"{where}: {reply.status_code}", reply.status_code)
-                for chunk in reply.iter_content(64 << 10):
-                    content += chunk
-                    if len(content) > max_bytes:
-                        raise Refused(f"{where}: more than {max_bytes} bytes")
-        except OSError as error:
-            raise Unsure(f"{where}: {type(error).__name__}") from error
-        return bytes(content)
 
     def _requester(self) -> Requester:
         """PyGithub's connection, without its retries and pauses: they would post twice."""

@@ -38,8 +38,16 @@ class _Commit(_Payload):
 
 class _PullRequest(_Payload):
     number: Number
+    title: str = ""
+    body: str | None = None
     base: _Commit
     head: _Commit
+
+
+class _Repository(_Payload):
+    full_name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9-]+/([A-Za-z0-9_-][A-Za-z0-9_.-]*|\.[\w-][\w.-]*)$")
+    ]
 
 
 class _Issue(_Payload):
@@ -64,7 +72,9 @@ class Event(_Payload):
     name: str
     action: str = ""
     sender: _Account | None = None
+    before: Oid | None = None
     pull_request: _PullRequest | None = None
+    repository: _Repository | None = None
     issue: _Issue | None = None
     comment: _Comment | None = None
     workflow_run: _Run | None = None
@@ -81,13 +91,15 @@ class Event(_Payload):
 def read_event(path: Path, name: str | None) -> Event:
     """A payload file; an event of a kind that is not ours is an error."""
     if name not in KNOWN:
-        given = f"`{name}`" if name else "none (set GITHUB_EVENT_NAME)"
+        given = f"`{name}`" if name else "none (set --event-name or GITHUB_EVENT_NAME)"
         words = f"event kind {given} is not handled; known kinds: {', '.join(KNOWN)}"
         raise UserError(words)
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UserError(faults=[Fault(str(path), 0, 0, "larger than any GitHub payload")])
         event = _Named.model_validate_json(path.read_bytes())
+        if event.pull_request is None and name.startswith("pull_request"):
+            raise UserError(faults=[Fault(str(path), 0, 0, "pull_request: Field required")])
         return Event.model_validate({**dict(event), "name": name})
     except OSError as error:
         raise UserError(faults=[Fault(str(path), 0, 0, error.strerror or str(error))]) from error

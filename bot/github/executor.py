@@ -20,7 +20,7 @@ from bot.anchors import Anchors, strictest
 from bot.contract import Contract
 from bot.errors import UserError
 from bot.evidence import Evidence
-from bot.github.case import Case, LaneResult, RowId
+from bot.github.case import Case, LaneResult, RowId, pack
 from bot.github.connection import GitHubError, NotFound
 from bot.github.ledger import View
 from bot.github.operate import EXECUTOR, traffic
@@ -33,11 +33,17 @@ from bot.model import Row, Verdict, digest
 from bot.text import redact
 from bot.trusted import FOLDER
 
-__all__ = ["Ticket", "check", "collect", "outputs"]
+__all__ = ["Superseded", "Ticket", "check", "collect", "outputs"]
 
 HOSTED = ["ubuntu-24.04"]
-MAX_ROWS = 400  # of one lane in the ledger; the rest is counted
+AROUND_MIN = 30  # two locks of a host, which the wrapper waits for 10 minutes each, and set-up
+SCHEMA = "fla-bot/evidence@2"
+MAX_RESULT = 15_000  # characters, packed; a standing holds results of other heads, too
 ORDER = (Verdict.FAIL, Verdict.LOST, Verdict.NOT_COMPARABLE, Verdict.UNREACHED, Verdict.NOT_PROVEN)
+
+
+class Superseded(UserError):
+    """What a run was started for is not wanted any more; nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,11 @@ def _ticket(row: RowId, view: View) -> Ticket:
     standing = view.standings.get(row.number)
     case = standing.case if standing else None
     if case is None or case.head != row.head:
-        raise UserError("the ledger has no plan for this head")
-    if case.report.plan.compute_hash() != row.plan or case.plan != row.plan:
-        raise UserError("the plan in the ledger is another one")
+        raise Superseded("the ledger has no plan for this head")
+    if case.plan != row.plan:
+        raise Superseded("the plan in the ledger is another one")
+    if case.report.plan.compute_hash() != row.plan:
+        raise UserError("the plan in the ledger is not what its hash says")
     if case.faults():
         raise UserError(*case.faults())
     entry = next((item for item in view.entries if item.id == row), None)
@@ -71,23 +79,26 @@ def check(reconciler: Reconciler, text: str, run: int) -> Ticket:
     """Whether this run is the one that was approved; a UserError says why not."""
     row = RowId.parse(text)
     reader = reconciler.look(row.number, _group(row))
-    faults = _run_faults(reconciler, reader, row, run)
-    if reader.pull.head.sha != row.head:
-        raise UserError(*faults, f"superseded: the head is {reader.pull.head.sha[:12]} now")
-    if reader.pull.state != "open":
-        faults.append("the pull request is closed")
-    found = _ticket(row, reader.view)
-    if found.entry.result is not None:
-        faults.append("the row is closed already")
-    if found.case.code != reconciler.code:
-        faults.append("another version of the bot made this plan")
-    if reconciler.mode in ("no-dispatch", "off"):
-        raise UserError(*faults, f"FLA_BOT is {reconciler.mode}")
-    decision = reader.decide()
-    if not decision.approved:
-        faults.append(f"not approved: {decision.title}")
-    if faults:
+    if faults := _run_faults(reconciler, reader, row, run):
         raise UserError(*faults)
+    if reader.pull.head.sha != row.head:
+        raise Superseded(f"superseded: the head is {reader.pull.head.sha[:12]} now")
+    if reader.pull.state != "open":
+        raise Superseded("the pull request is closed")
+    found = _ticket(row, reader.view)
+    if found.case.group and reconciler.client.tip(found.case.group) != row.head:
+        raise Superseded(f"superseded: {found.case.group} has another head now")
+    if found.entry.result is not None:
+        raise Superseded("the row is closed already")
+    if found.case.code != reconciler.code:
+        raise Superseded("another version of the bot made this plan")
+    if reconciler.mode in ("no-dispatch", "off"):
+        raise UserError(f"FLA_BOT is {reconciler.mode}")
+    decision = reader.decide()
+    if decision.standing.void:
+        raise Superseded("the plan in the ledger does not hold any more")
+    if not decision.approved:
+        raise UserError(f"not approved: {decision.title}")
     return found
 
 
@@ -120,8 +131,14 @@ def _group(row: RowId) -> Branch | None:
     return Branch(ref="", sha=row.head, repo=None) if row.nonce == GROUP else None
 
 
-def collect(reconciler: Reconciler, text: str, run: int, folder: Path, gate: str) -> None:
-    """Judge what a run left, close its row, and look at the pull request again."""
+def collect(
+    reconciler: Reconciler, text: str, run: int, folder: Path, gate: str, lane: str = ""
+) -> None:
+    """Judge what a run left, close its row, and look at the pull request again.
+
+    `gate`, `lane`: how those jobs ended; where the gate was content and the lane was skipped, the
+    gate has found that nobody wants the run any more.
+    """
     row = RowId.parse(text)
     group = _group(row)
     reader = reconciler.look(row.number, group)
@@ -131,9 +148,15 @@ def collect(reconciler: Reconciler, text: str, run: int, folder: Path, gate: str
         _end(reconciler, row, run)
         reconciler.reconcile(row.number, reader=reader)
         return
-    found, result = _ticket(row, reader.view), None
-    if found.entry.result is None:
-        result = _result(reconciler, found, run, folder, gate)
+    result = None
+    try:
+        found = _ticket(row, reader.view)
+        if (gate, lane) == ("success", "skipped"):
+            result = _ended(row, run, "superseded before its lane began")
+        elif found.entry.result is None:
+            result = _result(reconciler, found, run, folder, gate)
+    except Superseded:
+        pass  # whoever looks next ends the row
     reconciler.reconcile(row.number, Hint(result=result), group=group, reader=reader)
 
 
@@ -142,12 +165,12 @@ def _end(reconciler: Reconciler, row: RowId, run: int) -> None:
     view = reconciler.ledger.read(row.head, row.number)
     entry = next((item for item in view.entries if item.id == row), None)
     if entry is not None and entry.result is None:
-        note = "superseded: the head has moved"
-        word = Verdict.SUPERSEDED
-        reconciler.end(
-            view,
-            LaneResult(row=str(row), run=run, verdict=word, note=note, keys={}, rows=[]),
-        )
+        reconciler.end(view, _ended(row, run, "superseded: the head has moved"))
+
+
+def _ended(row: RowId, run: int, note: str) -> LaneResult:
+    word = Verdict.SUPERSEDED
+    return LaneResult(row=str(row), run=run, verdict=word, note=note, keys={}, rows=[])
 
 
 def _result(reconciler: Reconciler, found: Ticket, run: int, folder: Path, gate: str) -> LaneResult:
@@ -167,12 +190,9 @@ def outputs(found: Ticket) -> dict[str, str]:
     return {
         "bot": found.case.bot,
         "head": found.row.head,
-        "pr": str(found.row.number),
-        "lane": found.row.lane,
-        "image": lane.image,
         "runs_on": json.dumps(lane.runs_on or HOSTED),
         # The lane's own limit comes first, so that it can still write its evidence.
-        "timeout_minutes": str(found.case.minutes(found.row.lane) + 10),
+        "timeout_minutes": str(found.case.minutes(found.row.lane) + AROUND_MIN),
     }
 
 
@@ -181,23 +201,31 @@ def judge_lane(reconciler: Reconciler, found: Ticket, run: int, folder: Path) ->
     case, row = found.case, found.row
     jobs = [job for job in case.report.plan.jobs if job.lane == row.lane]
     plan = case.report.plan.model_copy(update={"jobs": jobs})
-    evidence: dict[str, Evidence | str | None] = {
-        job.id: evidence_file.read(folder, job.id) for job in jobs
-    }
+    evidence = {job.id: _evidence(folder, job.id) for job in jobs}
     contracts = {job.op: _contract(reconciler, case, job.op) for job in jobs if job.op != "tests"}
     anchors = {op: _anchors(reconciler, case, op) for op in contracts if op in case.anchors}
     rows = [_cleaned(item) for item in judge(plan, case.policy, contracts, evidence, anchors)]
     verdict = next((word for word in ORDER if any(r.verdict is word for r in rows)), Verdict.PASS)
     bad = [item for item in rows if item.verdict is not Verdict.PASS]
     note = f"{len(bad)} of {len(rows)} rows" if bad else f"{len(rows)} rows"
-    return LaneResult(
-        row=str(row),
-        run=run,
-        verdict=verdict,
-        note=f"{note}; {bad[0].reason}"[:300] if bad else note,
-        keys={job.id: job.key for job in jobs},
-        rows=_fewer(rows),
+    return _fitted(
+        LaneResult(
+            row=str(row),
+            run=run,
+            verdict=verdict,
+            note=f"{note}; {bad[0].reason}"[:300] if bad else note,
+            keys={job.id: job.key for job in jobs},
+            rows=rows,
+        )
     )
+
+
+def _evidence(folder: Path, job: str) -> Evidence | str | None:
+    """Evidence of the schema that the plan's own bot writes: an older one asks for less."""
+    found = evidence_file.read(folder, job)
+    if isinstance(found, Evidence) and found.schema_id != SCHEMA:
+        return "the evidence is of an older schema than this bot writes"
+    return found
 
 
 def _contract(reconciler: Reconciler, case: Case, op: str) -> Contract:
@@ -235,12 +263,33 @@ def _cleaned(row: Row) -> Row:
     return row.model_copy(update={"verdict": verdict, "reason": reason})
 
 
-def _fewer(rows: list[Row]) -> list[Row]:
-    """All rows that are not green, and as many others as there is room for."""
-    ranked = sorted(rows, key=lambda row: row.verdict is Verdict.PASS)
-    if len(rows) <= MAX_ROWS:
-        return rows
-    # A job of which no row is left must not vanish.
-    first = {row.job: row for row in reversed(ranked)}
-    kept = ranked[:MAX_ROWS]
-    return kept + [row for job, row in first.items() if all(row.job != k.job for k in kept)]
+def _fitted(result: LaneResult) -> LaneResult:
+    """A result that the ledger has room for: rows that pass go first, then texts get shorter.
+
+    The worst row of each job stays, so that no verdict changes.
+    """
+    places = range(len(result.rows))
+    ranks = [_rank(row) for row in result.rows]
+    by_job = {result.rows[i].job: i for i in sorted(places, key=ranks.__getitem__, reverse=True)}
+    worst = set(by_job.values())
+    ranked = sorted(places, key=lambda i: (i not in worst, ranks[i]))
+    bad = sum(row.verdict is not Verdict.PASS for row in result.rows)
+    for longest in (400, 100, 20):
+        rows = [
+            row.model_copy(update={name: getattr(row, name)[:longest] for name in _TEXTS})
+            for row in result.rows
+        ]
+        for count in (len(rows), bad, 200, 100, 50, 20, len(worst)):
+            kept = sorted(ranked[: max(count, len(worst))])
+            found = result.model_copy(update={"rows": [rows[i] for i in kept]})
+            if len(pack(found)) <= MAX_RESULT:
+                return found
+    return found
+
+
+_TEXTS = ("cell", "reason", "because")
+
+
+def _rank(row: Row) -> int:
+    """The worst first."""
+    return ORDER.index(row.verdict) if row.verdict in ORDER else len(ORDER)

@@ -19,7 +19,7 @@ from bot.github.connection import GITHUB, App, AppKey, Connection, Token, find_a
 from bot.github.doctor import APP_PERMISSIONS as PERMISSIONS
 from bot.github.doctor import command as examine
 from bot.github.events import read_event
-from bot.github.executor import Ticket, check, collect, outputs
+from bot.github.executor import Superseded, Ticket, check, collect, outputs
 from bot.github.operate import mode_of
 from bot.github.order import write_order
 from bot.github.planner import plan_event
@@ -44,7 +44,11 @@ DECISIONS = "decisions.jsonl"
 
 
 def open_reconciler(
-    environment: Mapping[str, str], *, dry_run: bool = False, head: str = "", reaper: bool = False
+    environment: Mapping[str, str],
+    *,
+    dry_run: bool = False,
+    head: str = "",
+    check_books: bool = False,
 ) -> Reconciler:
     """A client as the bot: as its App where its key is here, else with the job's token.
 
@@ -73,7 +77,7 @@ def open_reconciler(
         app=bool(app_id),
         mode=mode_of(environment),
         record=lambda decision: _record(environment, decision),
-        check_books=reaper,
+        check_books=check_books,
     )
 
 
@@ -134,7 +138,7 @@ def plan(arguments: argparse.Namespace, environment: Mapping[str, str] = os.envi
 
 def reconcile(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> int:
     """`fla-bot github reconcile`: one pull request, or all that are due."""
-    reconciler = open_reconciler(environment, dry_run=arguments.dry_run, reaper=True)
+    reconciler = open_reconciler(environment, dry_run=arguments.dry_run, check_books=True)
     with reconciler.client:
         numbers = [arguments.pr] if arguments.pr else overview(reconciler).due
         for number in numbers:
@@ -144,14 +148,26 @@ def reconcile(arguments: argparse.Namespace, environment: Mapping[str, str] = os
 
 
 def gate(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> int:
-    """`fla-bot github gate`: exit 0 only if this run may go on."""
-    found = _checked(arguments, environment)
-    lines = [f"{name}={text}" for name, text in outputs(found).items()]
+    """`fla-bot github gate`: `runs_on` is put out only if this run may go on."""
+    # Known before anything can fail: `publish` runs in the group of that pull request.
+    _output(environment, {"pr": str(RowId.parse(arguments.plan_id).number)})
+    try:
+        found = _checked(arguments, environment)
+    except Superseded as error:
+        # Nothing has failed: without a machine to run on, the lane is skipped.
+        print("; ".join(map(str, error.faults)))  # noqa: T201
+        return 0
+    _output(environment, outputs(found))
+    return 0
+
+
+def _output(environment: Mapping[str, str], values: Mapping[str, str]) -> None:
+    """Values for the jobs that come after this one."""
+    text = "".join(f"{name}={value}\n" for name, value in values.items())
     if target := environment.get("GITHUB_OUTPUT"):
         with Path(target).open("a", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-    print("\n".join(lines))  # noqa: T201
-    return 0
+            file.write(text)
+    print(text, end="")  # noqa: T201
 
 
 def lane_check(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> int:
@@ -164,7 +180,7 @@ def lane_check(arguments: argparse.Namespace, environment: Mapping[str, str] = o
 
 def _checked(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Ticket:
     row = RowId.parse(arguments.plan_id)
-    reconciler = open_reconciler(environment, head=row.head)
+    reconciler = open_reconciler(environment, head=row.head, check_books=True)
     with reconciler.client:
         return check(reconciler, arguments.plan_id, _run_id(environment))
 
@@ -181,8 +197,9 @@ def publish(arguments: argparse.Namespace, environment: Mapping[str, str] = os.e
     reconciler = open_reconciler(environment, dry_run=arguments.dry_run)
     with reconciler.client:
         gate_ended = environment.get("GATE_RESULT", "")
-        run = _run_id(environment)
-        collect(reconciler, arguments.plan_id, run, arguments.artifacts, gate_ended)
+        lane_ended = environment.get("LANE_RESULT", "")
+        run, folder = _run_id(environment), arguments.artifacts
+        collect(reconciler, arguments.plan_id, run, folder, gate_ended, lane_ended)
         return _say(reconciler, arguments)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from bot.github.case import Case, LaneResult, RowId, Standing, pack, seal, unpack
@@ -20,7 +20,7 @@ from bot.github.records import CheckRun, Status
 from bot.github.situation import Entry
 from bot.model import CheckState, Row, Verdict
 
-__all__ = ["PREVIEW", "READY", "Ledger", "Shown", "Verdicts", "View", "data_block"]
+__all__ = ["PREVIEW", "READY", "Ledger", "Overtaken", "Shown", "View", "data_block"]
 
 READY, PREVIEW = "fla-bot/ready", "fla-bot/preview"
 ROW = "fla-bot/lane"
@@ -39,7 +39,10 @@ _STATES = {
     CheckState.FAILURE: "failure",
     CheckState.ACTION_REQUIRED: "failure",
 }
-Verdicts = tuple[CheckState, str]
+
+
+class Overtaken(Exception):
+    """Somebody else has written a verdict since it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +200,13 @@ class Ledger:
         annotations: Sequence[Mapping[str, Any]] = (),
         *,
         renew: bool = False,
+        sure: bool = False,
     ) -> bool:
-        """Make the verdict over a head what it should be; False if it is that already."""
+        """Make the verdict over a head what it should be; False if it is that already.
+
+        `sure`: look first if it still says what `view` knows. GitHub has no write that depends on
+        what is there, so whoever writes between that look and ours is overwritten.
+        """
         old = view.shown.get(name)
         ordered = [standings[number] for number in sorted(standings)]
         if not self.app:
@@ -209,7 +217,11 @@ class Ledger:
             words = f"{title[: MAX_DESCRIPTION - len(seals) - 3]} · {seals}"
             if old and (old.state, old.title) == (_STATES[state], words) and not renew:
                 return False
-            self.client.post_status(head, name, _STATES[state], words, look=False)
+            if sure:
+                self._compare(view, head, name)
+            posted = self.client.post_status(head, name, _STATES[state], words, look=False)
+            view.shown[name] = Shown(posted.id, posted.state, words, words, posted.created_at)
+            view.seals[name] = kept
             return True
         text = "\n".join(
             f"<!-- fla-bot:standing {item.number} {pack(item)} -->" for item in ordered
@@ -222,18 +234,40 @@ class Ledger:
         )
         if same and not renew:
             return False
-        first = not renew and old is not None
-        if old is None or old.annotations == 0:
-            output["annotations"] = list(annotations)[:MAX_ANNOTATIONS]  # type: ignore[assignment]
-        if not output.get("annotations"):
-            output.pop("annotations", None)
-        body = {**_status(state), "output": output}
-        if first and old is not None:
+        if sure:
+            self._compare(view, head, name)
+        added = list(annotations)[:MAX_ANNOTATIONS] if old is None or not old.annotations else []
+        sent: dict[str, Any] = {**output, "annotations": added} if added else dict(output)
+        body = {**_status(state), "output": sent}
+        if old is not None and not renew:
             self.client.edit_check_run(old.id, body)
+            number, since = old.id, old.since
         else:
             mark = f"{name} {head} {old.id if old else 0}"
-            self.client.post_check_run(head, name, mark, body, look=False)
+            new = self.client.post_check_run(head, name, mark, body, look=False)
+            number = new.id
+            since = new.started_at or datetime.fromtimestamp(self.client.connection.now(), UTC)
+        count = len(added) + (old.annotations if old else 0)
+        shown = f"{output['summary']}\n{text}"
+        view.shown[name] = Shown(number, str(state), output["title"], shown, since, count)
+        view.seals[name] = {item.number: seal(pack(item)) for item in ordered}
         return True
+
+    def _compare(self, view: View, head: str, name: str) -> None:
+        """Raise if a verdict no longer holds the standings that were read."""
+        if self.app:
+            us = self.client.identity.app_id
+            runs = [r for r in self.client.check_runs(head, name) if r.app and r.app.id == us]
+            newest = max(runs, key=lambda run: run.id, default=None)
+            text = (newest.output.text or "") if newest else ""
+            now = {int(match[1]): seal(match[2]) for match in _STANDING.finditer(text)}
+        else:
+            login = self.client.identity.login
+            ours = (s for s in self.client.statuses(head) if s.creator and s.creator.login == login)
+            words = next((s.description or "" for s in ours if s.context == name), "")
+            now = {int(key): digest for key, digest in _SEALS.findall(words)}
+        if now != view.seals.get(name, {}):
+            raise Overtaken(name)
 
     def open_row(self, row: RowId, words: str) -> None:
         """Write a row before its run is started."""

@@ -18,6 +18,7 @@ __all__ = ["EXECUTOR", "PLANNER", "LaneRun", "Mode", "Traffic", "held", "mode_of
 Mode = Literal["on", "shadow", "no-dispatch", "off"]
 EXECUTOR, PLANNER = "fla-bot-executor.yml", "fla-bot.yml"
 BREAKER = 3  # runs of a lane that infrastructure ended, one after the other
+BROKEN = ("failure", "startup_failure", "timed_out")  # not: skipped, which a rerun by hand is
 DAY = timedelta(days=1)
 
 
@@ -107,7 +108,8 @@ def _minutes(case: Case, row: RowId) -> int:
 
 
 def _is_broken(lane: str, found: Traffic) -> bool:
-    """Only infrastructure ends a run with an error: a red verdict is a success of the run."""
-    done = [run for run in found.runs if run.row.lane == lane and run.done]
-    last = [run.conclusion for run in done if run.conclusion != "cancelled"][-BREAKER:]
+    """Only infrastructure ends a run with an error: red, or too late to count, is a success."""
+    known = (*BROKEN, "success")
+    done = [r.conclusion for r in found.runs if r.row.lane == lane and r.conclusion in known]
+    last = done[-BREAKER:]
     return len(last) == BREAKER and "success" not in last

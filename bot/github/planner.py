@@ -9,12 +9,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from bot.errors import UserError
 from bot.github.case import Case
 from bot.github.events import Event
 from bot.github.reader import Hint
 from bot.github.reconcile import Reconciler
 from bot.github.records import Branch
 from bot.github.scope import Cases
+from bot.github.validate import validated
 
 __all__ = ["plan_event", "read_cases"]
 
@@ -60,7 +62,8 @@ def plan_event(
     if event.pull_request is not None and event.action in PUSHES:
         person = event.sender is not None and event.sender.type == "User"
         head = event.pull_request.head.sha
-        hint = Hint(hint.fresh, hint.fault, sender if person else "", head)
+        who = sender if person else ""
+        hint = Hint(hint.fresh, hint.fault, who, pushed=head, before=event.before or "")
     reconciler.reconcile(number, hint)
     return [number, *_groups(reconciler, found, environment)]
 
@@ -80,23 +83,25 @@ def _hint(
         ended = environment.get("SCOPE_RESULT", "")
         words = f" (its job ended as {ended})" if ended not in ("", "success") else ""
         return Hint(fault=f"{found}{words}; type /fla-bot run")
-    mine = [case for case in found.cases if case.number == number and not _is_group(case)]
+    mine = [case for case in found.cases if case.number == number and not case.group]
+    why = (item.fault for item in found.faults if item.number == number and not item.group)
     if not mine:
-        return Hint(fault=next(iter(found.faults.values()), "infra: scope made no plan"))
-    case = _completed(reconciler, mine[0], environment)
-    if faults := case.faults():
-        return Hint(fault=f"infra: the plan of scope is wrong: {'; '.join(faults)[:300]}")
-    return Hint(fresh=case)
+        return Hint(fault=next(why, "infra: scope made no plan"))
+    return _checked(reconciler, mine[0], found, environment)
 
 
-def _is_group(case: Case) -> bool:
-    return bool(case.group)
-
-
-def _completed(reconciler: Reconciler, case: Case, environment: Mapping[str, str]) -> Case:
-    """Which bot plans is our own knowledge: whoever read the change has no say in it."""
+def _checked(
+    reconciler: Reconciler, case: Case, found: Cases, environment: Mapping[str, str]
+) -> Hint:
+    """A plan that may be acted on, or what is wrong with it; neither if it must be made anew."""
+    # Which bot plans is our own knowledge: whoever read the change has no say in it.
     bot = environment.get("GITHUB_WORKFLOW_SHA", "")
-    return case.model_copy(update={"bot": bot, "code": reconciler.code})
+    case = case.model_copy(update={"bot": bot, "code": reconciler.code})
+    try:
+        return Hint(fresh=validated(reconciler, case, found.texts))
+    except UserError as error:
+        faults = "; ".join(map(str, error.faults))
+        return Hint(fault=f"infra: the plan of scope is wrong: {faults[:300]}")
 
 
 def _groups(
@@ -105,15 +110,18 @@ def _groups(
     """Merge groups among the plans: each gets its own check, if its branch is still there."""
     if isinstance(found, str):
         return []
+    planned = {(case.number, case.group): case for case in found.cases if case.group}
+    faults = {(item.number, item.group): item.fault for item in found.faults if item.group}
     done = []
-    for case in found.cases:
-        if not case.group:
-            continue
-        refs = reconciler.client.refs(f"heads/{case.group}")
-        tip = next((ref.sha for ref in refs if ref.ref == f"refs/heads/{case.group}"), "")
-        completed = _completed(reconciler, case, environment)
-        if tip == case.head and not completed.faults():
-            group = Branch(ref=case.group, sha=tip, repo=None)
-            reconciler.reconcile(case.number, Hint(fresh=completed), group=group)
-            done.append(case.number)
+    for number, name in {**planned, **faults}:
+        tip = reconciler.client.tip(name)
+        case = planned.get((number, name))
+        if not tip or (case is not None and case.head != tip):
+            continue  # gone, or built anew since
+        if case is None:
+            hint = Hint(fault=faults[number, name])
+        else:
+            hint = _checked(reconciler, case, found, environment)
+        reconciler.reconcile(number, hint, group=Branch(ref=name, sha=tip, repo=None))
+        done.append(number)
     return done

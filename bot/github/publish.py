@@ -6,41 +6,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from bot.github.case import LaneResult, RowId, seal
+from bot.github.case import LaneResult, RowId
 from bot.github.commands import COMMANDS
 from bot.github.records import Comment
-from bot.github.situation import Answer, Decision
+from bot.github.situation import Decision
 from bot.model import CheckState, Finding, Report, Severity
 from bot.report.markdown import body_block, comment, escape, put_block, table
 
 __all__ = [
-    "Marked", "compose", "lane_summary", "new_body", "notes", "own_comments", "read_mark",
-    "summary",
+    "compose", "lane_summary", "marked_head", "new_body", "notes", "own_comments", "summary",
 ]  # fmt: skip
 
 MARK = "<!-- fla-bot:comment"
 MAX_COMMENT = 60_000  # GitHub takes 65,536 characters; counted in bytes, to be sure
-MAX_ANSWERS = 5
 MAX_BODY = 65_000
-_MARK = re.compile(
-    r"<!-- fla-bot:comment generation=([0-9]{1,9}) answered=([0-9]{1,19}) head=([0-9a-f]{40})"
-    r" hash=([0-9a-f]{16}) -->\n"
-)
-_ANSWERS = "<!-- fla-bot:answers -->"
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """What our comment says about itself: how new it is, and up to where people were answered."""
-
-    generation: int
-    answered: int
-    head: str
-    digest: str
-    text: str
+_MARK = re.compile(r"<!-- fla-bot:comment ([0-9a-f]{40}) -->\r?\n")
 
 
 def own_comments(comments: Sequence[Comment], us: str) -> list[Comment]:
@@ -52,42 +34,34 @@ def own_comments(comments: Sequence[Comment], us: str) -> list[Comment]:
     ]
 
 
-def read_mark(body: str) -> Marked:
-    """The mark of our comment; of one that somebody spoiled, the oldest possible."""
-    body = body.replace("\r\n", "\n")
+def marked_head(body: str) -> str:
+    """The head that our comment is about; whoever may push can make it name another one.
+
+    So it only says where in the ledger to look for what is known of the pull request already.
+    """
     match = _MARK.match(body)
-    if match is None:
-        return Marked(0, 0, "", "", "")
-    generation, answered, head, digest = match.groups()
-    return Marked(int(generation), int(answered), head, digest, body[match.end() :])
+    return match[1] if match else ""
 
 
-def compose(old: Marked, decision: Decision, head: str, data: str, answers: list[Answer]) -> str:
-    """Our comment as it should be; the same text as before if nothing is new."""
-    answered = max([old.answered, *(answer.comment for answer in answers)])
-    kept = _old_answers(old.text) if old.head == head else []
-    kept = [*kept, *(_answer(a, decision) for a in answers if a.text and a.text != "help")]
-    kept = kept[-MAX_ANSWERS:]
-    visible = _visible(decision, head)
-    if kept:
-        visible += ["", _ANSWERS, *kept]
-    if any(answer.text == "help" for answer in answers) or _HELP[1] in old.text:
+def compose(before: str, decision: Decision, data: str) -> str:
+    """Our comment as it should be; `before`: the head that it was about."""
+    visible, replies = _visible(decision), decision.standing.replies
+    if answers := [item for item in replies if item.text != "help"]:
+        visible += ["", *(f"- {escape(item.login)}: {escape(item.text)}" for item in answers)]
+    if len(answers) < len(replies):
         visible += ["", *_HELP]
     text = _fit(visible, MAX_COMMENT - len(data) - 200)
-    text = f"{text}\n{data}" if data else text
-    digest = seal(text)
     # Until there is a plan, the mark names the head whose results may be used again.
-    head = head if decision.report or not old.head else old.head
-    same = (digest, answered, head) == (old.digest, old.answered, old.head) and text == old.text
-    generation = old.generation + (not same)
-    return (
-        f"{MARK} generation={generation} answered={answered} head={head} hash={digest} -->\n{text}"
-    )
+    head = decision.head if decision.report or not before else before
+    return f"{MARK} {head} -->\n{text}" + (f"\n{data}" if data else "")
 
 
-def summary(decision: Decision, head: str) -> str:
+def summary(decision: Decision) -> str:
     """The summary of the check: what the comment says, without its words to people."""
-    return _fit(_visible(decision, head), MAX_COMMENT)
+    lines = _visible(decision)
+    if untold := decision.standing.untold:
+        lines += ["", f"GitHub took no comment, reaction or body block: {escape(untold)}"]
+    return _fit(lines, MAX_COMMENT)
 
 
 def lane_summary(result: LaneResult) -> str:
@@ -99,8 +73,8 @@ def lane_summary(result: LaneResult) -> str:
     return _fit(lines, MAX_COMMENT)
 
 
-def _visible(decision: Decision, head: str) -> list[str]:
-    report = decision.report
+def _visible(decision: Decision) -> list[str]:
+    report, head = decision.report, decision.head
     if report is None:
         lines = [f"### fla-bot: {escape(decision.title)}", "", f"<sub>head `{head[:12]}`</sub>"]
     else:
@@ -129,7 +103,6 @@ def _next(report: Report, decision: Decision, head: str) -> list[str]:
 
 _HELP = [
     "<details><summary>Commands</summary>",
-    "<!-- fla-bot:help -->",
     "",
     "Each stands alone on a line of a new comment, in plain text.",
     "",
@@ -139,20 +112,6 @@ _HELP = [
     "",
     "</details>",
 ]
-
-
-def _answer(answer: Answer, decision: Decision) -> str:
-    text = answer.text
-    if text == "status":
-        text = decision.title
-    return f"- {escape(answer.login)}: {escape(text)}"
-
-
-def _old_answers(text: str) -> list[str]:
-    _, found, rest = text.partition(f"{_ANSWERS}\n")
-    lines = rest.split("\n") if found else []
-    end = next((i for i, line in enumerate(lines) if not line.startswith("- ")), len(lines))
-    return lines[:end]
 
 
 def _fit(lines: Sequence[str], limit: int) -> str:

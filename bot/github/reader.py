@@ -4,37 +4,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from bot.github.approvals import MAX_COMMITS, Need, People
-from bot.github.case import MAX_PACKED, Case, LaneResult, RowId, code_digest, pack
+from bot.github.books import books_digest
+from bot.github.case import MAX_PACKED, Case, LaneResult, RowId, Standing, code_digest, pack
 from bot.github.client import Client
-from bot.github.connection import NotFound
+from bot.github.connection import NotFound, Refused
 from bot.github.decide import decide
 from bot.github.ledger import Ledger, View
 from bot.github.operate import EXECUTOR, Mode, traffic
-from bot.github.publish import Marked, own_comments, read_mark
+from bot.github.publish import marked_head, own_comments
 from bot.github.records import Branch, Pull, Run
 from bot.github.situation import Decision, Entry, Group, Nothing, Situation
-from bot.model import digest
-from bot.trusted import FOLDER, POLICY_NAME
 
-__all__ = ["NO_HINT", "Bot", "Hint", "Reader", "books_digest"]
+__all__ = ["NO_HINT", "Bot", "Hint", "Reader"]
 
 RECENT = timedelta(hours=36)
+MAX_PUSHERS = 50
 FRESH_S = 3.0  # a text that was read longer ago is read again before it is replaced
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What an event adds: a plan or why there is none, who pushed which head, a lane's result."""
+    """What an event adds: a plan or why there is none, a lane's result.
+
+    `pusher`: who has pushed which head (`pushed`), and after which one (`before`).
+    """
 
     fresh: Case | None = None
     fault: str = ""
     pusher: str = ""
     pushed: str = ""
+    before: str = ""
     result: LaneResult | None = None
 
 
@@ -44,7 +49,8 @@ NO_HINT = Hint()
 class Bot:
     """Who acts, where the ledger stands, and which switches are set.
 
-    `check_books`: whether to look if the contracts have changed at the base.
+    `check_books`: whether to look if the contracts have changed at the base though nothing is to
+    be made green.
     """
 
     def __init__(
@@ -89,36 +95,36 @@ class Reader:
         number: int,
         hint: Hint,
         group: Branch | None = None,
-        before: Reader | None = None,
     ) -> None:
         client = self.client = owner.client
         self.owner, self.number, self.hint, self.group = owner, number, hint, group
         self.us = client.identity.login
         self.now = owner.now()
         # A second look, right after the first: people's words and the ledger are read again.
-        self.read_at: float = before.read_at if before else client.connection.now()
-        self.real: Pull = before.real if before else client.pull(number)
+        self.read_at: float = client.connection.now()
+        self.real: Pull = client.pull(number)
         # A merge group is judged as if it were the pull request's head.
         self.pull = self.real.model_copy(update={"head": group}) if group else self.real
-        self._runs: list[Run] | None = before._runs if before else None
+        self._runs: list[Run] | None = None
+        self._tree: dict[str, str] | None = None
         self.comments = client.comments(number)
         own = own_comments(self.comments, self.us)
-        self.mark = read_mark(own[0].body) if own else Marked(0, 0, "", "", "")
         self.stored = own[0].body if own else ""
+        head = marked_head(self.stored)
+        # The head before this one, as the event says or else our comment.
+        head = hint.before or head
+        self.earlier = "" if group or head == self.pull.head.sha else head
+        self._earlier_view: View | None = None
         self.view: View = owner.ledger.read(self.pull.head.sha, number, self.stored)
         self.own_view: View | None = None
         self.closed: list[LaneResult] = []
-        self.roles: dict[str, str] = before.roles if before else {}
-        self.authors: frozenset[str] | None = before.authors if before else None
-        known = before.forged if before else None
-        self.forged: tuple[str, ...] | None = (
-            known if known is not None else tuple(self.view.forged) or None
-        )
+        self.roles: dict[str, str] = {}
+        self.authors: frozenset[str] | None = None
+        self.forged: tuple[str, ...] | None = tuple(self.view.forged) or None
         self.gated: bool | None = None
-        self.pulls: tuple[Pull, ...] | None = before.pulls if before else None
+        self.pulls: tuple[Pull, ...] | None = None
         self.reuse: tuple[LaneResult, ...] | None = None
-        if self.pulls is not None:
-            self._read_others(self.pulls)
+        self.moved: bool | None = None
 
     def all_runs(self) -> list[Run]:
         """The runs of the executor, read once."""
@@ -139,6 +145,8 @@ class Reader:
         """Decide, reading what is asked for until nothing is."""
         fault = self.hint.fault
         fresh = self.hint.fresh
+        if self.group and self.group.sha == self.real.head.sha:
+            raise Nothing  # a branch of the queue that merges nothing: the head is judged as such
         if self.group and not self.owner.ledger.app and fresh is None and self.view.shown:
             raise Nothing  # the statuses of a merge group hold no plan: what they say stands
         if fresh is not None and len(pack(fresh)) > MAX_PACKED * 2 // 3:
@@ -160,10 +168,13 @@ class Reader:
             fresh=fresh,
             fault=fault,
             pusher="" if moved else self.hint.pusher,
-            answered=self.mark.answered,
+            pushers=self.pushers(),
+            answered=self.answered(),
             group=self._grouped() if self.group else None,
         )
-        situation = replace(situation, waiting=self._late(situation), moved=self._moved(situation))
+        situation = replace(situation, waiting=self._late(situation))
+        if self.owner.check_books:
+            self.moved = self._moved()
         while True:
             situation = replace(
                 situation,
@@ -175,6 +186,7 @@ class Reader:
                 pulls=self.pulls,
                 reuse=self.reuse,
                 forged=self.forged,
+                moved=self.moved,
             )
             try:
                 return decide(situation)
@@ -187,7 +199,7 @@ class Reader:
         elif need.what == "authors":
             self.authors = self._authors()
         elif need.what == "gated":
-            self.gated = self._books() is not None
+            self.gated = self.books() is not None
         elif need.what == "pulls":
             self.pulls = tuple(self.client.open_pulls())
             self._read_others(self.pulls)
@@ -195,6 +207,8 @@ class Reader:
             self.forged = self.owner.ledger.forged(self.view, self.pull.head.sha)
         elif need.what == "reuse":
             self.reuse = self._reuse()
+        elif need.what == "moved":
+            self.moved = self._moved()
         else:
             raise AssertionError(need)
 
@@ -229,11 +243,37 @@ class Reader:
         if self.own_view is not None:
             found = self.own_view.entries
             return tuple(entry.result for entry in found if entry.result is not None)
-        head = self.mark.head
-        if not head or head == self.pull.head.sha:
-            return ()
-        old = self.owner.ledger.read(head, self.number, self.stored)
-        return tuple(entry.result for entry in old.entries if entry.result is not None)
+        found = self._of_earlier().entries
+        return tuple(entry.result for entry in found if entry.result is not None)
+
+    def _of_earlier(self) -> View:
+        """The ledger of the head before this one."""
+        if self._earlier_view is None:
+            self._earlier_view = View()
+            if self.earlier:
+                ledger = self.owner.ledger
+                with suppress(NotFound, Refused):  # no commit of ours
+                    self._earlier_view = ledger.read(self.earlier, self.number, self.stored)
+        return self._earlier_view
+
+    def answered(self) -> int:
+        """Up to which comment people have their answers, by the ledger: our comment proves nothing.
+
+        A comment that names a wrong head only has people answered again.
+        """
+        return max((item.answered for item in self._remembered()), default=0)
+
+    def pushers(self) -> tuple[str, ...]:
+        """Who has pushed an earlier head of the pull request, as far as anybody saw it."""
+        own, remembered = self.view.standings.get(self.number), self._remembered()
+        found = {who for item in remembered for who in item.pushers}
+        found |= {item.pusher for item in remembered if item is not own}
+        return tuple(sorted(found - {""})[:MAX_PUSHERS])
+
+    def _remembered(self) -> list[Standing]:
+        """How the pull request stands, and stood on the head before this one."""
+        views = [self.view, *([self._of_earlier()] if self.earlier else [])]
+        return [item for view in views if (item := view.standings.get(self.number))]
 
     def _authors(self) -> frozenset[str]:
         """Everybody with a hand in the head; `?` stands for those that GitHub does not list."""
@@ -248,11 +288,13 @@ class Reader:
         if len(commits) >= MAX_COMMITS:
             found.add("?")
         found |= {pull.user.login} if pull.user else set()
-        found |= {pull.head.repo.full_name.partition("/")[0]} if pull.head.repo else set()
+        head, base = pull.head.repo, pull.base.repo
+        # A fork is a person's own; the branches of the repository are everybody's who may push.
+        if head is not None and (base is None or head.id != base.id):
+            found.add(head.full_name.partition("/")[0])
         found |= {standing.pusher} if standing and standing.pusher else set()
         found |= {self.hint.pusher} if self.hint.pusher else set()
-        if pull.head.repo and pull.base.repo and pull.head.repo.id == pull.base.repo.id:
-            found.discard(pull.base.repo.full_name.partition("/")[0])
+        found |= set(self.pushers())
         return frozenset(login.lower() for login in found)
 
     def _late(self, situation: Situation) -> frozenset[RowId]:
@@ -273,27 +315,19 @@ class Reader:
                 found.add(entry.id)
         return frozenset(found)
 
-    def _moved(self, situation: Situation) -> bool:
+    def _moved(self) -> bool:
         """Whether the contracts on the base branch are no longer those that made the plan."""
-        standing = situation.standing
+        standing = self.view.standings.get(self.number)
         case = standing.case if standing else None
         if case is None or self.hint.fresh is not None or case.base_ref != self.pull.base.ref:
             return False
-        if not self.owner.check_books:
-            return False
-        return self._books() != case.books
+        return self.books(case.watched) != case.books
 
-    def _books(self) -> str | None:
-        """A digest of policy and contracts at the tip of the base branch; None without a policy."""
-        try:
-            found = self.client.folder(FOLDER, self.pull.base.ref)
-        except NotFound:
-            return None
-        return books_digest(found)
-
-
-def books_digest(found: dict[str, str]) -> str | None:
-    """A digest of the names and blobs of policy and contracts, None where there is no policy."""
-    if POLICY_NAME not in found:
-        return None
-    return digest(sorted(item for item in found.items() if item[0].endswith(".yaml")))
+    def books(self, watched: Iterable[str] = ()) -> str | None:
+        """What judges at the tip of the base branch, as a digest; None without a policy."""
+        if self._tree is None:
+            try:
+                self._tree = self.client.tree(self.pull.base.ref)
+            except NotFound:
+                return None
+        return books_digest(self._tree, watched)

@@ -8,22 +8,22 @@ nothing green and nothing that the next turn does not mend.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from bot.github.case import MAX_PACKED, LaneResult, pack
-from bot.github.connection import NotFound
-from bot.github.ledger import PREVIEW, READY, View, data_block
+from bot.github.case import MAX_PACKED, LaneResult
+from bot.github.combine import together
+from bot.github.connection import GitHubError, Gone, NotAllowed, NotFound, Refused
+from bot.github.ledger import PREVIEW, READY, Overtaken, View, data_block
 from bot.github.operate import EXECUTOR, PLANNER
 from bot.github.publish import (
-    Marked,
     compose,
     lane_summary,
+    marked_head,
     new_body,
     notes,
     own_comments,
-    read_mark,
     summary,
 )
 from bot.github.reader import NO_HINT, Bot, Hint, Reader
@@ -71,25 +71,21 @@ class Reconciler(Bot):
 
         None if it calls for nothing. `reader`: what was just read of it.
         """
-        decision, before = None, None
+        decision = None
         for _ in range(ROUNDS):
-            reader = reader or Reader(self, number, hint, group, before=before)
+            reader = reader or Reader(self, number, hint, group)
             reader.hint = hint
             try:
                 decision = reader.decide()
             except Nothing:
                 return decision
             try:
-                wrote_green = self._apply(reader, decision)
-            except _Again:
-                reader = before = None
+                self._apply(reader, decision)
+            except (_Again, Overtaken):
+                reader = None
                 continue
             self.record(decision)
-            if not wrote_green:
-                return decision
-            reader, before = None, reader
-            # What was made green must still be: somebody else may have written meanwhile.
-            hint = replace(hint, fresh=None, result=None)
+            return decision
         return decision
 
     def end(self, view: View, result: LaneResult) -> None:
@@ -102,27 +98,59 @@ class Reconciler(Bot):
 
     # Writing.
 
-    def _apply(self, reader: Reader, decision: Decision) -> bool:
-        """Write what differs; True if the verdict was made green."""
+    def _apply(self, reader: Reader, decision: Decision) -> None:
+        """Write what differs; what is green comes last."""
         green = decision.state is CheckState.SUCCESS
         if reader.hint.result is not None:
             # What a machine has worked for is kept before anything else.
             self._close(reader, reader.hint.result)
         old = reader.view.standings.get(reader.number)
+        # Whoever dies before the end has answered nobody.
+        first = _silent(decision, reader)
         if green and old is not None and old.base_ref != decision.standing.base_ref:
             # Auto-merge may be on: what was green for one branch must not be so for another.
-            self._put(reader, _unsure(decision))
-        if not green:
-            self._put(reader, decision)
+            self._put(reader, _unsure(first))
+        if not green and not (decision.answers and _is_known(reader, first)):
+            self._put(reader, first)
         if self.mode == "off":
-            return False
+            return
         for step in decision.steps:
             self._take(reader, step)
-        self._react(decision)
-        if self.mode != "shadow" and reader.group is None:
-            self._comment(reader, decision)
-            self._body(reader, decision)
-        return self._put(reader, decision) if green else False
+        untold, trouble = self._tell(reader, decision)
+        if isinstance(trouble, NotAllowed):
+            last = _spoilt(first, str(trouble))
+        elif untold and not self.ledger.app:
+            last = _spoilt(first, f"the ledger is in a comment: {untold}")
+        else:
+            last = first if trouble else _untold(decision, untold)
+        self._put(reader, last)
+        if trouble:
+            raise trouble
+
+    def _tell(self, reader: Reader, decision: Decision) -> tuple[str, GitHubError | None]:
+        """Reactions, comment and body: what GitHub does not take, and what stopped us otherwise.
+
+        None of that may keep a verdict from being written: anybody can lock a conversation who may
+        write, and a comment can be deleted at any moment.
+        """
+        untold = ""
+        trouble: GitHubError | None = None
+        shown = self.mode != "shadow" and reader.group is None
+        # Without an App and a comment nothing would tell that anybody was answered.
+        tasks = list[Callable[[Reader, Decision], None]]()
+        tasks += [self._react] if shown or self.ledger.app else []
+        tasks += [self._comment, self._body] if shown else []
+        for task in tasks:
+            try:
+                task(reader, decision)
+            except (Refused, Gone, NotFound, NotAllowed) as error:
+                if isinstance(error, NotAllowed) and "locked" not in str(error):
+                    trouble = trouble or error  # a permission is missing: the job says so
+                else:
+                    untold = untold or str(error)[:200]
+            except GitHubError as error:
+                trouble = trouble or error
+        return untold, trouble
 
     def _take(self, reader: Reader, step: Step) -> None:
         """One step of a decision."""
@@ -135,15 +163,22 @@ class Reconciler(Bot):
         elif isinstance(step, Plan):
             self.client.start(PLANNER, reader.branch(), {"pr": str(reader.number)})
 
-    def _react(self, decision: Decision) -> None:
+    def _react(self, _: Reader, decision: Decision) -> None:
         """One reaction for each comment, the worst of its commands."""
         reactions = dict[int, str]()
         for answer in decision.answers:
             if reactions.get(answer.comment) != "-1":
                 reactions[answer.comment] = answer.reaction
+        refused = None
         for comment, reaction in reactions.items():
-            with suppress(NotFound):  # deleted meanwhile
+            try:
                 self.client.react(comment, reaction)
+            except NotFound:
+                continue  # deleted meanwhile
+            except (Refused, NotAllowed) as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def _open(self, reader: Reader, step: Open) -> None:
         row = step.id
@@ -157,32 +192,33 @@ class Reconciler(Bot):
         self.ledger.close_row(reader.view, result, lane_summary(result), url)
         reader.closed.append(result)
 
-    def _put(self, reader: Reader, decision: Decision) -> bool:
+    def _put(self, reader: Reader, decision: Decision) -> None:
         standing, head = decision.standing, reader.pull.head.sha
         name = READY if standing.gated and self.mode != "shadow" else PREVIEW
         # In the statuses of a token the others keep their digests; here they keep their texts.
         mine = reader.view.seals.get(name, {}) if self.ledger.app else {}
-        others = {n: item for n, item in reader.view.standings.items() if n in mine}
-        standings = {**others, standing.number: standing}
-        if sum(len(pack(item)) for item in standings.values()) > MAX_PACKED:
-            standings = {n: item.model_copy(update={"case": None}) for n, item in others.items()}
-            standings[standing.number] = standing
+        others = [i for n, i in reader.view.standings.items() if n in mine and n != standing.number]
+        state, title = decision.state, decision.title
+        held = together(standing, others)
+        if held is None:
+            held, state = [standing], CheckState.FAILURE
+            title = f"{len(others)} other pull requests have this head: too many to be kept"
         shown = reader.view.shown.get(name)
-        open_ = decision.state in (CheckState.QUEUED, CheckState.IN_PROGRESS)
-        renew = shown is not None and open_ and reader.now - shown.since > REFRESH
-        wrote = self.ledger.put(
+        open_ = state in (CheckState.QUEUED, CheckState.IN_PROGRESS)
+        green = state is CheckState.SUCCESS
+        self.ledger.put(
             reader.view,
             head,
             name,
-            decision.state,
-            decision.title,
-            summary(decision, head),
-            standings,
+            state,
+            title,
+            summary(decision),
+            {item.number: item for item in held},
             notes(decision.report.findings) if decision.report else (),
-            renew=renew,
+            renew=shown is not None and open_ and reader.now - shown.since > REFRESH,
+            sure=green or bool(others) or not reader.is_fresh(),
         )
         self._leave(reader, standing.number, PREVIEW if name == READY else READY)
-        return wrote and decision.state is CheckState.SUCCESS
 
     def _leave(self, reader: Reader, number: int, name: str) -> None:
         """After a change of the base branch: the verdict of the other name is no longer ours."""
@@ -202,9 +238,9 @@ class Reconciler(Bot):
 
     def _comment(self, reader: Reader, decision: Decision) -> None:
         """One comment, the oldest; written when it differs, and never over a newer one."""
-        head, own = reader.pull.head.sha, own_comments(reader.comments, reader.us)
-        data = ""
-        if not self.ledger.app and decision.standing.case is not None:
+        own, data = own_comments(reader.comments, reader.us), ""
+        kept = decision.standing
+        if not self.ledger.app and (kept.case or kept.fault or kept.answered):
             known = [entry.result for entry in reader.view.entries if entry.result]
             results = {result.row: result for result in [*known, *reader.closed]}
             ordered = [results[row] for row in sorted(results)]
@@ -212,8 +248,7 @@ class Reconciler(Bot):
         for extra in own[1:]:
             self.client.delete_comment(extra.id)
         old = own[0] if own else None
-        mark = read_mark(old.body) if old else Marked(0, 0, "", "", "")
-        text = compose(mark, decision, head, data, decision.answers)
+        text = compose(marked_head(old.body) if old else "", decision, data)
         if old is None:
             needed = decision.state in (CheckState.FAILURE, CheckState.ACTION_REQUIRED)
             if not (needed or decision.answers or data):
@@ -226,10 +261,8 @@ class Reconciler(Bot):
         if text == old.body.replace("\r\n", "\n"):
             return
         try:
-            if not reader.is_fresh():
-                now = read_mark(self.client.comment(old.id).body)
-                if now.generation > mark.generation:
-                    raise _Again
+            if not reader.is_fresh() and self.client.comment(old.id).body != old.body:
+                raise _Again  # a newer one is not overwritten
             self.client.edit_comment(old.id, text)
         except NotFound as error:
             raise _Again from error
@@ -262,6 +295,36 @@ class Reconciler(Bot):
             reader.real = reader.real.model_copy(update={"body": written})
             if written.replace("\r\n", "\n") == new.replace("\r\n", "\n"):
                 return
+
+
+def _is_known(reader: Reader, decision: Decision) -> bool:
+    """Whether the ledger holds the plan and nothing is green: the rest may come at the end."""
+    old, new = reader.view.standings.get(reader.number), decision.standing
+    green = any(item.state == CheckState.SUCCESS for item in reader.view.shown.values())
+    return not green and old is not None and (old.case, old.gated) == (new.case, new.gated)
+
+
+def _silent(decision: Decision, reader: Reader) -> Decision:
+    """The decision before anybody is answered."""
+    old = reader.view.standings.get(reader.number)
+    update = {
+        "answered": reader.answered(),
+        "replies": old.replies if old else [],
+        "untold": old.untold if old else "",
+    }
+    return replace(decision, standing=decision.standing.model_copy(update=update))
+
+
+def _untold(decision: Decision, why: str) -> Decision:
+    """The decision with what GitHub did not take."""
+    standing = decision.standing.model_copy(update={"untold": why})
+    return replace(decision, standing=standing)
+
+
+def _spoilt(decision: Decision, why: str) -> Decision:
+    """The decision where the bot lacks what it needs: red, and it says what."""
+    state, title = CheckState.FAILURE, f"infra: {why}"[:200]
+    return replace(decision, state=state, title=title)
 
 
 def _unsure(decision: Decision) -> Decision:

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from bot.document import Strict
 
 __all__ = [
-    "Account", "AppName", "Artifact", "Branch", "CheckOutput", "CheckRun", "Comment", "Commit",
+    "Account", "AppName", "Branch", "CheckOutput", "CheckRun", "Comment", "Commit", "Comparison",
     "File", "Job", "Pull", "Ref", "Repository",
-    "RequiredCheck", "Role", "Rule", "Run", "Started", "Status", "Write",
+    "RequiredCheck", "Role", "Rule", "Run", "Started", "Status", "Tree", "Write",
 ]  # fmt: skip
 
 
@@ -75,11 +75,45 @@ class Pull(Record):
 
 
 class File(Record):
-    """A file of a pull request; `previous_filename` of a renamed one."""
+    """A file of a pull request as its head has it; `previous_filename` of a renamed one.
+
+    `patch`: the changed lines, absent where there are too many or the file is no text.
+    """
 
     filename: str
     status: str
+    sha: str | None = None
     previous_filename: str = ""
+    patch: str = ""
+
+
+class Sha(Record):
+    """A commit that something names."""
+
+    sha: str
+
+
+class Comparison(Record):
+    """Where two commits have parted; `base_commit` is the first, `files` 300 at most."""
+
+    base_commit: Sha
+    merge_base_commit: Sha
+    files: list[File] = []
+
+
+class TreeItem(Record):
+    """A path of a tree."""
+
+    path: str
+    type: str
+    sha: str
+
+
+class Tree(Record):
+    """All paths of a commit."""
+
+    tree: list[TreeItem]
+    truncated: bool
 
 
 class Commit(Record):
@@ -91,7 +125,10 @@ class Commit(Record):
 
 
 class Comment(Record):
-    """A comment; `edited` comes from the two times, GitHub gives no flag."""
+    """A comment; `edited` comes from the two times, GitHub gives no flag.
+
+    They have whole seconds: an edit within the second in which a comment was written is not seen.
+    """
 
     id: int
     body: str = ""
@@ -174,15 +211,6 @@ class Job(Record):
     created_at: datetime | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
-
-
-class Artifact(Record):
-    """An artifact of a run."""
-
-    id: int
-    name: str
-    size_in_bytes: int
-    expired: bool
 
 
 class Ref(Record):

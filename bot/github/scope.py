@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,63 +18,107 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from bot import anchors as anchors_file
 from bot import contract as contract_file
 from bot.change import Repository
 from bot.check import Analysis, Request, analyse, report
 from bot.document import Strict
 from bot.errors import InfraError, UserError
-from bot.github.case import Case, Origin
+from bot.github.books import books_digest, contract_path, references
+from bot.github.case import Case, Merged, Origin
 from bot.github.client import Client
 from bot.github.events import Event
-from bot.github.reader import books_digest
-from bot.model import Report, Severity, digest
+from bot.github.queue import QUEUE, QueueBranch, merges, parse_branch
+from bot.model import Finding, Report, Severity, digest
 from bot.process import ProgramFailed
-from bot.trusted import FOLDER
+from bot.trusted import POLICY_PATH, Books
 
-__all__ = ["Cases", "fetch", "make_case", "scope_event"]
+__all__ = ["Cases", "Missing", "fetch", "make_case", "scope_event"]
 
 MAX_FINDINGS, MAX_NAMES = 60, 100
-QUEUE = "gh-readonly-queue"
-_BRANCH = re.compile(rf"{QUEUE}/(.{{1,200}})/pr-([1-9][0-9]{{0,9}})-([0-9a-f]{{40}})")
+
+
+class Missing(Strict):
+    """Why there is no plan: of a pull request's own head, or of a merge group, at `head`."""
+
+    number: Annotated[int, Field(ge=1)]
+    group: Annotated[str, Field(max_length=400)] = ""
+    head: str = ""
+    fault: Annotated[str, Field(max_length=2000)]
 
 
 class Cases(Strict):
-    """What `scope` hands to `plan`: plans, and by head why there is none."""
+    """What `scope` hands to `plan`: plans, and why there is none.
+
+    `texts`: policy and contracts in force, by the blob that git would make of each, which tells
+    whether they are those of the commit.
+    """
 
     schema_id: Literal["fla-bot/cases@1"] = Field("fla-bot/cases@1", alias="schema")
     cases: list[Case] = []
-    faults: dict[str, Annotated[str, Field(max_length=2000)]] = {}
+    faults: list[Missing] = []
+    texts: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A head that needs a plan; a merge group goes on top of another base than its branch."""
+    """A head that needs a plan: of a pull request, or of a merge group of one."""
 
     number: int
     base_ref: str
     ref: str
-    base: str = ""
+    group: QueueBranch | None = None
+    queue: tuple[QueueBranch, ...] = ()
 
     @property
-    def group(self) -> str:
+    def branch(self) -> str:
         """The branch of a merge group."""
-        return self.ref.removeprefix("refs/heads/") if self.base else ""
+        return self.group.name if self.group else ""
 
 
 def scope_event(event: Event, folder: Path, environment: Mapping[str, str] = os.environ) -> Cases:
     """The plans for an event; an event that calls for none gives none."""
-    cases, faults = list[Case](), dict[str, str]()
+    found = Cases(schema="fla-bot/cases@1")
     for target in _targets(event, folder, environment):
-        head = ""
+        head = target.group.sha if target.group else ""
         try:
-            head = fetch(folder, target.ref, target.base_ref, environment)
+            try:
+                head = fetch(folder, target.ref, target.base_ref, environment)
+            except InfraError as error:
+                if target.group is None:
+                    raise
+                # Anybody who may push can name a branch after a base that is not there.
+                raise UserError(str(error)) from error
             with Repository(folder) as repository:
-                cases.append(make_case(repository, target, head))
+                merged = _merged(repository, target, head, environment)
+                case, texts = make_case(repository, target, head, merged)
+            found.cases.append(case)
+            found.texts.update(texts)
         except UserError as error:
-            faults[head or str(target.number)] = "; ".join(map(str, error.faults))[:2000]
+            fault = "; ".join(map(str, error.faults))[:2000]
+            found.faults.append(
+                Missing(number=target.number, group=target.branch, head=head, fault=fault)
+            )
         except ProgramFailed as error:
             raise InfraError(f"git failed: {error.stderr[:500]}") from error
-    return Cases(schema="fla-bot/cases@1", cases=cases, faults=faults)
+    return found
+
+
+def _merged(
+    repository: Repository, target: Target, head: str, environment: Mapping[str, str]
+) -> list[Merged]:
+    """What a merge group merges, shown by git; nothing for a pull request's own head."""
+    if target.group is None:
+        return []
+    if target.group.sha != head:
+        raise UserError(f"{target.branch} has moved")
+
+    def pull_head(number: int) -> str:
+        ref, kept = f"refs/pull/{number}/head", f"refs/fla-bot/pull-{number}"
+        _fetch(repository.root, environment, f"+{ref}:{kept}")
+        return repository.commit(kept, "head")
+
+    return merges(repository, target.group, target.queue, pull_head)
 
 
 def _targets(event: Event, folder: Path, environment: Mapping[str, str]) -> Iterator[Target]:
@@ -100,22 +143,24 @@ def _queued(
 ) -> Iterator[Target]:
     """Merge groups: one of a name, or all of a pull request."""
     listed = _git(folder, environment, "ls-remote", "origin", f"refs/heads/{QUEUE}/*")
-    for line in listed.decode(errors="replace").splitlines():
-        branch = line.partition("\t")[2].removeprefix("refs/heads/")
-        match = _BRANCH.fullmatch(branch)
-        if match and (branch == name or int(match[2]) == number):
-            yield Target(int(match[2]), match[1], f"refs/heads/{branch}", match[3])
+    lines = (line.split("\t") for line in listed.decode(errors="replace").splitlines())
+    parsed = (parse_branch(ref.removeprefix("refs/heads/"), sha) for sha, ref in lines)
+    queue = tuple(branch for branch in parsed if branch is not None)
+    for group in queue:
+        if group.name == name or group.number == number:
+            yield Target(group.number, group.base_ref, f"refs/heads/{group.name}", group, queue)
 
 
 def fetch(folder: Path, ref: str, base_ref: str, environment: Mapping[str, str]) -> str:
     """Fetch the objects of a head and of its base branch; the head's commit."""
-    wanted = [
-        f"+{ref}:refs/fla-bot/head",
-        f"+refs/heads/{base_ref}:refs/remotes/origin/{base_ref}",
-    ]
+    tracked = f"+refs/heads/{base_ref}:refs/remotes/origin/{base_ref}"
+    _fetch(folder, environment, f"+{ref}:refs/fla-bot/head", tracked)
+    return _git(folder, environment, "rev-parse", "refs/fla-bot/head").decode().strip()
+
+
+def _fetch(folder: Path, environment: Mapping[str, str], *wanted: str) -> None:
     options = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head")
     _git(folder, environment, "fetch", *options, "origin", *wanted)
-    return _git(folder, environment, "rev-parse", "refs/fla-bot/head").decode().strip()
 
 
 def _git(folder: Path, environment: Mapping[str, str], *argv: str) -> bytes:
@@ -146,10 +191,15 @@ def _git(folder: Path, environment: Mapping[str, str], *argv: str) -> bytes:
     return done.stdout
 
 
-def make_case(repository: Repository, target: Target, head: str) -> Case:
-    """The plan of a head with all that later jobs need of it."""
-    base = target.base or f"refs/remotes/origin/{target.base_ref}"
-    trusted = repository.commit(f"refs/remotes/origin/{target.base_ref}", "trusted")
+def make_case(
+    repository: Repository, target: Target, head: str, merged: list[Merged]
+) -> tuple[Case, dict[str, str]]:
+    """The plan of a head with all that later jobs need of it, and the texts that judge it.
+
+    A merge group, too, is a change of its base branch, whatever it goes on top of.
+    """
+    base = f"refs/remotes/origin/{target.base_ref}"
+    trusted = repository.commit(base, "trusted")
     request = Request(base=base, head=head, trusted=trusted)
     analysis = analyse(repository, request)
     books = analysis.books
@@ -157,36 +207,67 @@ def make_case(repository: Repository, target: Target, head: str) -> Case:
     ops = sorted(
         {*analysis.reached, *(job.op for job in analysis.plan.jobs)} & set(books.contracts)
     )
-    return Case(
+    tree = {path: oid for path, (_, oid) in repository.tree(trusted).items()}
+    watched = references((books.contracts[op] for op in ops), tree)
+    origins = {op: _origin(repository, analysis, op) for op in ops}
+    case = Case(
         schema="fla-bot/case@1",
         number=target.number,
         base_ref=target.base_ref,
-        group=target.group,
+        group=target.branch,
+        merges=merged,
         # Elsewhere the default branch's policy shows what it would say.
         gated=books.from_trusted,
-        books=_books(repository, trusted),
+        books=books_digest(tree, watched) or digest([]),
         late=books.from_trusted and _is_late(repository, analysis),
         report=_slim(found),
         policy=books.policy,
-        contracts={op: _origin(repository, analysis, op) for op in ops},
+        contracts=origins,
         anchors={op: digest(books.anchors[op]) for op in ops if op in books.anchors},
-        owners={op: books.contracts[op].owners for op in ops},
+        owners=_owners(repository, trusted, origins, books),
         sensitive=_sensitive(analysis),
+        watched=watched,
+        hits=_hits(found.findings),
     )
+    return case, _texts(repository, case)
 
 
-def _books(repository: Repository, trusted: str) -> str:
-    names = {
-        path.removeprefix(f"{FOLDER}/"): oid
-        for path, (_, oid) in repository.tree(trusted).items()
-        if path.startswith(f"{FOLDER}/") and "/" not in path.removeprefix(f"{FOLDER}/")
-    }
-    return books_digest(names) or digest([])
+def _texts(repository: Repository, case: Case) -> dict[str, str]:
+    """Policy and contracts of both sides by blob; `plan` asks GitHub whether they are the ones."""
+    ops = {*case.contracts, *case.report.scope.ops}
+    paths = [POLICY_PATH, *map(contract_path, sorted(ops))]
+    sides = (case.report.change.trusted, case.head)
+    known = (repository.tree(side).get(path, ("", ""))[1] for side in sides for path in paths)
+    return {oid: repository.read(oid).decode(errors="replace") for oid in known if oid}
+
+
+def _owners(
+    repository: Repository, trusted: str, origins: Mapping[str, Origin], books: Books
+) -> dict[str, list[str]]:
+    """Who owns contracts by the trusted side: a change names nobody who may let it through."""
+    found = {}
+    for op, origin in origins.items():
+        path = contract_path(op)
+        if origin.commit == trusted:
+            found[op] = books.contracts[op].owners
+        elif (text := repository.read_path(trusted, path)) is not None:
+            found[op] = contract_file.load(text, path).owners
+    return found
+
+
+def _hits(findings: list[Finding]) -> dict[str, tuple[int, int]]:
+    """Errors and warnings by rule."""
+    found: dict[str, tuple[int, int]] = {}
+    for item in findings:
+        errors, warnings = found.get(item.code, (0, 0))
+        worse = item.severity is Severity.ERROR
+        found[item.code] = (errors + worse, warnings + (not worse))
+    return found
 
 
 def _origin(repository: Repository, analysis: Analysis, op: str) -> Origin:
     """Where the contract in force stands: at trusted, or in the change that adds to it."""
-    change, books, path = analysis.change, analysis.books, f"{FOLDER}/{op}.yaml"
+    change, books, path = analysis.change, analysis.books, contract_path(op)
     fingerprint, commit = books.contracts[op].fingerprint, change.trusted
     if op in books.new_ops:
         commit = change.head
@@ -198,10 +279,13 @@ def _origin(repository: Repository, analysis: Analysis, op: str) -> Origin:
 
 
 def _is_late(repository: Repository, analysis: Analysis) -> bool:
-    """Whether the merge base is older than the last change of a contract in force."""
+    """Whether the merge base is older than the last change of what judges the ops."""
     change, books = analysis.change, analysis.books
-    ops = {*analysis.reached, *books.edits, *books.removed}
-    paths = [f"{FOLDER}/{op}.yaml" for op in sorted(ops)]
+    ops = sorted({*analysis.reached, *books.edits, *books.removed})
+    paths = [contract_path(op) for op in ops]
+    paths += [f"{anchors_file.FOLDER}/{op}.json" for op in ops]
+    own = [books.contracts[op] for op in ops if op in books.contracts]
+    paths += references(own, repository.tree(change.trusted))
     before, now = (repository.tree(side) for side in (change.merge_base, change.trusted))
     return any(before.get(path) != now.get(path) for path in paths)
 
@@ -221,6 +305,10 @@ def _slim(found: Report) -> Report:
     """Without what no comment shows: the ledger holds little."""
     impact, reach = found.impact, found.scope
     worst = sorted(found.findings, key=lambda item: item.severity is not Severity.ERROR)
+    # Of each rule one stays whatever else does: a waiver is for a rule, and must find it.
+    first = {(item.code, item.severity): id(item) for item in reversed(worst)}
+    chosen = sorted(worst, key=lambda item: first[item.code, item.severity] != id(item))
+    kept = {id(item) for item in chosen[: max(MAX_FINDINGS, len(first))]}
     cut = {name: getattr(reach, name)[:MAX_NAMES] for name in _LISTS}
     areas = [area.model_copy(update={"paths": area.paths[:20]}) for area in reach.areas]
     return found.model_copy(
@@ -233,7 +321,7 @@ def _slim(found: Report) -> Report:
             ),
             "scope": reach.model_copy(update={**cut, "areas": areas}),
             "change": found.change.model_copy(update={"files": found.change.files[:MAX_NAMES]}),
-            "findings": worst[:MAX_FINDINGS],
+            "findings": [item for item in worst if id(item) in kept],
         }
     )
 

@@ -65,12 +65,13 @@ class Situation:
     fresh: Case | None = None
     fault: str = ""
     pusher: str = ""
+    pushers: tuple[str, ...] = ()
     group: Group | None = None
     reuse: tuple[LaneResult, ...] | None = None
     forged: tuple[str, ...] | None = None
     answered: int = 0
     waiting: frozenset[RowId] = frozenset()
-    moved: bool = False
+    moved: bool | None = None
     gated: bool | None = None
     pulls: tuple[Pull, ...] | None = None
 

@@ -4,25 +4,24 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from bot.document import Strict
+from bot.github.books import books_digest
 from bot.github.connection import NotFound
 from bot.github.ledger import PREVIEW, READY, Shown, View
-from bot.github.operate import EXECUTOR, traffic
-from bot.github.reader import books_digest
+from bot.github.operate import EXECUTOR, PLANNER, traffic
+from bot.github.queue import QUEUE, parse_branch
 from bot.github.reconcile import Reconciler
 from bot.github.records import Branch, Pull
-from bot.trusted import FOLDER
 
 __all__ = ["Overview", "PullStatus", "look_at_groups", "overview"]
 
-QUEUE = "heads/gh-readonly-queue/"
 OPEN = ("queued", "in_progress", "pending")
-# A comment or an edit whose event was lost is found by its time.
-_GROUP = re.compile(r"refs/heads/gh-readonly-queue/.+/pr-([1-9][0-9]*)-[0-9a-f]{40}")
-LOOK_BACK = timedelta(minutes=30)
+# A comment or an edit whose event was lost is found by its time: so long before the last look at
+# everything, and however long ago that was, up to a day.
+LOOK_BACK, LONGEST = timedelta(minutes=30), timedelta(days=1)
 
 
 class PullStatus(Strict):
@@ -51,15 +50,16 @@ def overview(reconciler: Reconciler, number: int | None = None) -> Overview:
     client = reconciler.client
     pulls = [client.pull(number)] if number else client.open_pulls()
     groups = {} if number else _groups(reconciler)
-    books = dict[str, str | None]()
+    trees = dict[str, dict[str, str]]()
     found_runs = traffic(reconciler.runs(), client.identity.login)
+    since = _last_look(reconciler) - LOOK_BACK
     found = []
     for pull in pulls:
         view = reconciler.ledger.read(pull.head.sha, pull.number)
         shown = view.shown.get(READY) or view.shown.get(PREVIEW)
-        if pull.base.ref not in books:
-            books[pull.base.ref] = _books(reconciler, pull.base.ref)
-        due = _due(pull, view, shown, books[pull.base.ref], reconciler.now())
+        if pull.base.ref not in trees:
+            trees[pull.base.ref] = _tree(reconciler, pull.base.ref)
+        due = _due(pull, view, shown, trees[pull.base.ref], since)
         due = due or groups.get(pull.number, "")
         runs = [f"{run.id} {run.row}" for run in found_runs.runs if run.row.number == pull.number]
         found.append(
@@ -81,7 +81,9 @@ def overview(reconciler: Reconciler, number: int | None = None) -> Overview:
     )
 
 
-def _due(pull: Pull, view: View, shown: Shown | None, books: str | None, now: datetime) -> str:
+def _due(
+    pull: Pull, view: View, shown: Shown | None, tree: Mapping[str, str], since: datetime
+) -> str:
     """Why a pull request needs a look, or nothing."""
     if shown is None:
         return "no check"
@@ -95,18 +97,26 @@ def _due(pull: Pull, view: View, shown: Shown | None, books: str | None, now: da
     if standing is not None and standing.base_ref != pull.base.ref:
         return "its base has changed"
     case = standing.case if standing else None
-    if case is not None and case.gated and case.books != books:
+    if case is not None and case.gated and case.books != books_digest(tree, case.watched):
         return "the contracts have changed"
-    if now - pull.updated_at < LOOK_BACK:
+    if pull.updated_at > since:
         return "news"
     return ""
 
 
-def _books(reconciler: Reconciler, branch: str) -> str | None:
+def _last_look(reconciler: Reconciler) -> datetime:
+    """When the reaper last went through to its end; it may have been off, or GitHub down."""
+    first = reconciler.now() - LONGEST
+    created = f">={first:%Y-%m-%dT%H:%M:%SZ}"
+    found = reconciler.client.runs(PLANNER, event="schedule", status="success", created=created)
+    return max((run.created_at for run in found), default=first)
+
+
+def _tree(reconciler: Reconciler, branch: str) -> dict[str, str]:
     try:
-        return books_digest(reconciler.client.folder(FOLDER, branch))
+        return reconciler.client.tree(branch)
     except NotFound:
-        return None
+        return {}
 
 
 def _groups(reconciler: Reconciler) -> dict[int, str]:
@@ -120,13 +130,12 @@ def _groups(reconciler: Reconciler) -> dict[int, str]:
 
 def _all_groups(reconciler: Reconciler) -> list[tuple[int, Branch, Shown | None]]:
     found = []
-    for ref in reconciler.client.refs(QUEUE):
-        match = _GROUP.fullmatch(ref.ref)
-        if match:
-            number = int(match[1])
-            view = reconciler.ledger.read(ref.sha, number)
-            group = Branch(ref=ref.ref.removeprefix("refs/heads/"), sha=ref.sha, repo=None)
-            found.append((number, group, view.shown.get(READY)))
+    for ref in reconciler.client.refs(f"heads/{QUEUE}/"):
+        named = parse_branch(ref.ref.removeprefix("refs/heads/"), ref.sha)
+        if named is not None:
+            view = reconciler.ledger.read(ref.sha, named.number)
+            group = Branch(ref=named.name, sha=ref.sha, repo=None)
+            found.append((named.number, group, view.shown.get(READY)))
     return found
 
 

@@ -27,6 +27,7 @@ __all__ = ["Facts", "checklist", "conclude", "job_item", "rules_item"]
 
 
 MANY = 3  # drafts that are named one by one
+_GREEN = (Verdict.PASS, Verdict.WAIVED)
 _OPEN = {Verdict.NOT_PROVEN: 1, Verdict.WAITING: 2}  # everything else that is not green is red
 
 
@@ -163,16 +164,19 @@ def _suppression_items(facts: Facts) -> Iterator[ChecklistItem]:
     yield _human("suppressions", f"{count} new suppression{'s' * (count > 1)}", code, shown)
 
 
-def rules_item(findings: Sequence[Finding]) -> ChecklistItem:
-    """What the rules found."""
+def rules_item(
+    findings: Sequence[Finding], hits: Mapping[str, tuple[int, int]] | None = None
+) -> ChecklistItem:
+    """What the rules found. `hits`: errors and warnings by rule, if `findings` are only some."""
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    warnings = len(findings) - len(errors)
+    count, warnings = len(errors), len(findings) - len(errors)
+    if hits:
+        count, warnings = (sum(counts) for counts in zip(*hits.values(), strict=True))
     also = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
     if errors:
         first = errors[0]
-        text = f"{len(errors)} finding{'s' * (len(errors) > 1)}{also}"
-        place = f"{first.path}:{first.line} {first.code} {first.message}"
-        return _item("rules", ItemState.FAILED, text, place)
+        text = f"{count} finding{'s' * (count > 1)}{also}"
+        return _item("rules", ItemState.FAILED, text, f"first: {first.path}:{first.line}")
     return _item("rules", ItemState.DONE, f"the change adds no error{also}")
 
 
@@ -182,11 +186,11 @@ def job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
     name, cells = f"job:{job.id}", len(job.cells)
     what = f"test files on {job.lane}" if job.op == "tests" else f"cells of {job.op} on {job.lane}"
     bad = [row for row in rows if row.verdict is Verdict.FAIL]
-    open_ = [row for row in rows if row.verdict not in (Verdict.FAIL, Verdict.PASS, Verdict.WAIVED)]
+    open_ = [row for row in rows if row.verdict not in (Verdict.FAIL, *_GREEN)]
     optional = "" if job.required else " (not required)"
     if bad:
-        state, text = ItemState.FAILED, f"{len(bad)} of {cells} {what} fail"
-        evidence = f"{bad[0].cell}: {bad[0].reason} ({bad[0].because})"
+        # What fails, and how, stands in the rows.
+        state, text, evidence = ItemState.FAILED, f"{len(bad)} of {cells} {what} fail", ""
     elif open_:
         # A lost job has no figures: it blocks like a failure until it is run again. What is not
         # proven may still be: a person decides whether more samples are worth a machine.
@@ -194,7 +198,7 @@ def job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
         state = (ItemState.FAILED, ItemState.HUMAN, ItemState.WAITING)[_OPEN.get(worst.verdict, 0)]
         text, evidence = f"{cells} {what}", worst.reason
         if state is not ItemState.WAITING:
-            text = f"{len(open_)} of {cells} {what} are {worst.verdict}"
+            text, evidence = f"{len(open_)} of {cells} {what} are {worst.verdict}", ""
     else:
         waived = any(row.verdict is Verdict.WAIVED for row in rows)
         state, text = ItemState.DONE, f"{cells} {what} {'are waived' if waived else 'pass'}"
@@ -231,6 +235,20 @@ def _unexercised_items(facts: Facts) -> Iterator[ChecklistItem]:
             yield _item(f"unexercised:{op}", ItemState.FAILED, text, cells[0])
 
 
+def _mend(item: ChecklistItem, rows: Sequence[Row]) -> str:
+    """What to do about a row that failed, with one command where there is one."""
+    own = [row for row in rows if f"job:{row.job}" == item.id and row.verdict not in _GREEN]
+    bad = next((row for row in own if row.verdict is Verdict.FAIL), None)
+    if bad is not None:
+        command = bad.reason.partition("; reproduce: ")[2]
+        return "push a fix" + (f"; the first one again: {command}" if command else "")
+    if own:
+        return min(own, key=lambda row: _OPEN.get(row.verdict, 0)).reason
+    if item.id == "rules":
+        return f"push a fix; {item.evidence}"
+    return item.evidence or item.text
+
+
 def conclude(
     items: list[ChecklistItem], rows: list[Row], plan: Plan
 ) -> tuple[Verdict, CheckState, str, str]:
@@ -243,7 +261,7 @@ def conclude(
             row.verdict is Verdict.FAIL for row in rows
         )
         verdict = Verdict.LOST if lost else Verdict.FAIL
-        step = failed[0].evidence or failed[0].text
+        step = _mend(failed[0], rows)
         return verdict, CheckState.FAILURE, f"Not ready: {failed[0].text}", step
     if human:
         return Verdict.WAITING, CheckState.ACTION_REQUIRED, "Needs a person", human[0].text

@@ -14,7 +14,14 @@ __all__ = ["BEGIN", "END", "body_block", "comment", "escape", "put_block", "tabl
 
 BEGIN, END = "<!-- fla-bot:begin -->", "<!-- fla-bot:end -->"
 MAX_ROWS = 20
+MAX_CELL = 400  # as long as a reason is: a command in it must be whole
 MAX_ITEMS = 40  # of at most 600 characters each, escaped: a third of what a comment may hold
+MAX_COMMANDS = 3
+# A command is for copying: it stands below the table by itself, and not in every row of it.
+_COMMAND = re.compile(
+    r"; reproduce: (fla-bot run --lane [a-z0-9:]+ --only (?:'[ -&(-_a-~]{1,300}'|[A-Za-z0-9.:-]+)"
+    r"(?: --seed [0-9]+)?)"
+)
 _QUIET = (ItemState.DONE, ItemState.NOT_APPLICABLE)
 _BOX = {
     ItemState.DONE: "[x]",
@@ -52,7 +59,7 @@ def _visible(char: str) -> bool:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A pipe table of escaped cells."""
     lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
-    return lines + [f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows]
+    return lines + [f"| {' | '.join(escape(cell, MAX_CELL) for cell in row)} |" for row in rows]
 
 
 def _checklist(report: Report) -> list[str]:
@@ -96,10 +103,16 @@ def comment(report: Report) -> str:
     bad = [row for row in report.rows if row.verdict not in (Verdict.PASS, Verdict.WAITING)]
     if bad:
         lines += ["", "#### Evidence", ""]
-        rows_ = [(r.verdict, r.lane, r.cell or r.op, r.reason, r.because) for r in bad[:MAX_ROWS]]
+        rows_ = [
+            (r.verdict, r.lane, r.cell or r.op, _COMMAND.sub("", r.reason), r.because)
+            for r in bad[:MAX_ROWS]
+        ]
         lines += table(("verdict", "lane", "cell", "reason", "changed"), rows_)
         if len(bad) > MAX_ROWS:
             lines += ["", f"{len(bad) - MAX_ROWS} more rows are in the JSON report."]
+        commands = dict.fromkeys(found for row in bad for found in _COMMAND.findall(row.reason))
+        if commands:
+            lines += ["", "To see it again:", "", "```", *list(commands)[:MAX_COMMANDS], "```"]
     change = report.change
     lines += [
         "",

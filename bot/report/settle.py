@@ -21,11 +21,13 @@ def settle(
     accepted: Mapping[str, str] | None = None,
     waived: Mapping[str, str] | None = None,
     more: Iterable[ChecklistItem] = (),
+    hits: Mapping[str, tuple[int, int]] | None = None,
 ) -> Report:
     """The report with `rows` in place of its own, concluded anew.
 
     `accepted`: who accepted a digest. `waived`: who waived a rule's code or a job, and why. `more`:
-    items that come first, such as an approval that is missing.
+    items that come first, such as an approval that is missing. `hits`: errors and warnings by
+    rule, where the report holds only some of them.
     """
     accepted, waived = accepted or {}, waived or {}
     judged = [
@@ -35,12 +37,13 @@ def settle(
         for row in rows
     ]
     counted = [finding for finding in report.findings if finding.code not in waived]
+    left = {code: count for code, count in (hits or {}).items() if code not in waived}
     items = list(more)
     for item in report.checklist:
         if item.id.startswith("job:"):
             continue
         if item.id == "rules":
-            items += [rules_item(counted), *_waived_rules(report, waived)]
+            items += [rules_item(counted, left), *_waived_rules(report, waived)]
             items += [ChecklistItem(id=name, state=state, text=text) for name, state, text in words]
         elif item.state is ItemState.HUMAN and item.accept in accepted:
             text = f"{item.text.partition(';')[0]}; {accepted[item.accept]} accepted {item.accept}"

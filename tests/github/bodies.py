@@ -12,6 +12,7 @@ import copy
 import hashlib
 import json
 from datetime import datetime
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ EXAMPLES = json.loads((Path(__file__).parent / "examples.json").read_text())["ex
 NAMES = ("octocat/Hello-World", "octo-org/octo-repo", "octocat/hello-world", "github/hello-world")
 # repos/get-collaborator-permission-level, description: maintain counts as write, triage as read.
 LEGACY = {"maintain": "write", "triage": "read"}
+MAX_COMPARED = 300  # files; spec of repos/compare-commits-with-basehead
 
 
 def stamp(when: datetime | None) -> str | None:
@@ -221,19 +223,38 @@ class Bodies:
         )
         if full:
             changed = self.world.changed(commit.parent, commit.sha) if commit.parent else ()
-            body["files"] = [self.file(path, status) for path, status in changed]
+            parent = self.world.commits[commit.parent] if commit.parent else commit
+            body["files"] = [self.file(*item, parent, commit) for item in changed]
         return body
 
-    def file(self, path: str, status: str) -> Body:
-        """One changed file."""
-        return {**self.template("pulls/list-files"), "filename": path, "status": status}
+    def file(self, path: str, status: str, base: Commit, head: Commit) -> Body:
+        """One changed file; `patch` is absent where it is no text."""
+        sides = [commit.files.get(path) for commit in (base, head)]
+        body = {**self.template("pulls/list-files"), "filename": path, "status": status}
+        body["sha"] = blob_name(sides[1] if sides[1] is not None else sides[0] or b"")
+        body.pop("patch")
+        try:
+            texts = [(side or b"").decode().splitlines() for side in sides]
+        except UnicodeDecodeError:
+            return body
+        lines = list(unified_diff(*texts, lineterm=""))[2:]
+        return {**body, "patch": "\n".join(lines)} if lines else body
 
     def content(self, path: str, content: bytes) -> Body:
         """A file; docs, contents: base64, broken into lines."""
-        blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        blob = blob_name(content)
         body = self.template("repos/get-content")
         body.update(name=path.rsplit("/", 1)[-1], path=path, sha=blob, size=len(content))
         return {**body, "content": base64.encodebytes(content).decode(), "encoding": "base64"}
+
+    def tree(self, commit: Commit) -> Body:
+        """All files of a commit, as `recursive` lists them; folders are left out."""
+        listed = [
+            {"path": path, "mode": "100644", "type": "blob", "size": len(content),
+             "sha": blob_name(content)}
+            for path, content in sorted(commit.files.items())
+        ]  # fmt: skip
+        return {**self.template("git/get-tree"), "sha": commit.sha, "tree": listed}
 
     def suite(self, suite: Suite) -> Body:
         """A check suite."""
@@ -442,7 +463,10 @@ class Bodies:
             base_commit=self.commit(base),
             merge_base_commit=self.commit(world.commits[middle]),
             commits=[self.commit(world.commits[sha]) for sha in reversed(ahead)],
-            files=[self.file(*item) for item in world.changed(middle, head.sha)],
+            files=[
+                self.file(*item, world.commits[middle], head)
+                for item in list(world.changed(middle, head.sha))[:MAX_COMPARED]
+            ],
         )
         return body
 
@@ -463,7 +487,10 @@ class Bodies:
     def _subject(self, event: Event) -> Body:
         world, subject = self.world, event.subject
         if event.name == "pull_request":
-            return {"number": subject.number, "pull_request": self.pull(subject)}
+            # docs, webhook pull_request: `before` and `after` belong to `synchronize`.
+            moved = {"before": subject.before, "after": subject.sha}
+            found = {"number": subject.number, "pull_request": self.pull(subject)}
+            return {**found, **moved} if event.action == "synchronize" else found
         if event.name == "issue_comment":
             # docs: a comment on a pull request is an issue_comment; `issue.pull_request` tells.
             url = {"url": self.url(f"/pulls/{subject.number}")}
@@ -483,6 +510,11 @@ class Bodies:
             return {"sha": subject.sha, **self.status(subject)}
         (owner, branch), sha = subject
         return {"ref": f"refs/heads/{branch}", "after": sha, "pusher": {"name": owner}}
+
+
+def blob_name(content: bytes) -> str:
+    """What git calls a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _before(commits: list[str], last: str) -> list[str]:

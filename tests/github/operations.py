@@ -211,6 +211,16 @@ def _refs(github: Double, request: Request) -> Reply:
     return Reply(body=shown)
 
 
+@serves("git/get-tree")
+def _tree(github: Double, request: Request) -> Reply:
+    # spec: "the SHA1 value or ref (branch or tag) name of the tree".
+    try:
+        commit = github.world.resolve(request.call.path["tree_sha"])
+    except Refusal as refusal:
+        raise Refusal(404, "Not Found") from refusal
+    return Reply(body=github.bodies.tree(commit))
+
+
 @serves("repos/get-content")
 def _content(github: Double, request: Request) -> Reply:
     commit = github.world.resolve(request.call.query.get("ref", github.world.default_branch))
@@ -282,7 +292,8 @@ def _files(github: Double, request: Request) -> Reply:
     pull = github.world.pulls[request.number("pull_number")]
     base = github.world.merge_base(pull.base_sha, pull.sha)
     changed = list(github.world.changed(base, pull.sha))[:MAX_FILES]
-    return Reply(items=[github.bodies.file(*item) for item in changed])
+    sides = (github.world.commits[base], github.world.commits[pull.sha])
+    return Reply(items=[github.bodies.file(*item, *sides) for item in changed])
 
 
 @serves("pulls/list-commits")

@@ -42,6 +42,7 @@ PERMISSIONS: dict[str, tuple[str, ...]] = {
     "checks/rerequest-run": ("checks=write",),
     "checks/update": ("checks=write",),
     "git/get-ref": ("contents=read",),
+    "git/get-tree": ("contents=read",),
     "git/list-matching-refs": ("contents=read",),
     "issues/add-labels": ("issues=write", "pull_requests=write"),
     "issues/create-comment": ("issues=write", "pull_requests=write"),

@@ -13,7 +13,9 @@ import contextlib
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from bot.cells import call
+from bot.cells import call, public_seed
 from bot.evidence import HUGE
 from bot.github import jobs
 from bot.github.case import Case, RowId, Standing
@@ -53,10 +55,24 @@ PUBLIC = (
     .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     .decode()
 )
+AWAITED = ("action_required", "failure")
+RUNNING = ("in_progress", "pending")
 WORKFLOWS = {
     name: yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
     for name in (PLANNER, EXECUTOR)
 }
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A tree's entry that is no plain file: a link (120000) or a submodule (160000)."""
+
+    mode: str
+    content: str
+
+
+Content = str | bytes | Odd | None
+LINK, SUBMODULE = "120000", "160000"
 
 
 class Stage:
@@ -112,23 +128,41 @@ class Stage:
         self.world.push(branch, sha=sha)
         return sha
 
-    def commit(self, files: Mapping[str, str | bytes | None], start: str, author: str) -> str:
+    def commit(self, files: Mapping[str, Content], start: str, author: str) -> str:
         """A commit in nobody's branch, on top of another."""
-        self.git.git("switch", "--quiet", "--detach", start)
-        sha = self.git.commit(dict(files))
-        self.git.git("switch", "--quiet", "main")
-        data = {k: v.encode() if isinstance(v, str) else v for k, v in files.items()}
+        git, odd = self.git.git, {k: v for k, v in files.items() if isinstance(v, Odd)}
+        plain = {k: v for k, v in files.items() if not isinstance(v, Odd)}
+        git("switch", "--quiet", "--detach", start)
+        sha = self.git.commit(plain)
+        for path, entry in odd.items():
+            (target := self.folder / "entry").write_text(entry.content)
+            is_link = entry.mode == LINK
+            oid = git("hash-object", "-w", str(target)) if is_link else entry.content
+            git("update-index", "--add", "--cacheinfo", f"{entry.mode},{oid},{path}")
+        if odd:
+            git("commit", "--quiet", "--amend", "--no-edit")
+            sha = git("rev-parse", "HEAD")
+        git("switch", "--quiet", "--force", "main")
+        data = {k: v.encode() if isinstance(v, str) else v for k, v in plain.items()}
+        data |= {path: entry.content.encode() for path, entry in odd.items()}
         self.world.commit(data, start, author=author, sha=sha)
         return sha
 
-    def kernel(self, edit: tuple[str, str] = MENDED) -> dict[str, str | bytes | None]:
+    def merge(self, files: Mapping[str, Content]) -> str:
+        """Something that the gated branch has already."""
+        sha = self.commit(files, self.world.tip("main") or "", "octo-org")
+        self.git.git("reset", "--quiet", "--hard", sha)
+        self.world.push("main", sha=sha)
+        return sha
+
+    def kernel(self, edit: tuple[str, str] = MENDED) -> dict[str, Content]:
         """An edit of the kernel."""
         return {KERNEL: (ROOT / KERNEL).read_text().replace(*edit, 1)}
 
     def open(
         self,
         author: str = "alice",
-        files: Mapping[str, str | bytes | None] | None = None,
+        files: Mapping[str, Content] | None = None,
         *,
         base: str = "main",
         start: str | None = None,
@@ -136,15 +170,16 @@ class Stage:
     ) -> Pull:
         """A pull request, from the author's fork unless told otherwise."""
         start = start or self.world.tip(base) or ""
-        own = {**self.kernel(), f"docs/{author}.md": f"{author}\n"}  # no two have one head
+        own: dict[str, Content] = {
+            **self.kernel(),
+            f"docs/{author}.md": f"{author}\n",
+        }  # no two have one head
         sha = self.commit(own if files is None else files, start, author)
         pull = self.world.open_pull(author, base=base, sha=sha, **more)
         self.git.git("update-ref", f"refs/pull/{pull.number}/head", sha)
         return pull
 
-    def push(
-        self, pull: Pull, files: Mapping[str, str | bytes | None], author: str | None = None
-    ) -> str:
+    def push(self, pull: Pull, files: Mapping[str, Content], author: str | None = None) -> str:
         """A new commit on the head of a pull request."""
         sha = self.commit(files, pull.sha, author or pull.author)
         self.world.push(pull.head, owner=pull.owner, author=author or pull.author, sha=sha)
@@ -155,6 +190,31 @@ class Stage:
         """A comment of a person."""
         self.world.advance(seconds=5)
         return self.world.add_comment(pull.number, Actor(login), text)
+
+    def approve(self, pull: Pull, login: str = "mona") -> None:
+        """The word of somebody who may, and what comes of it."""
+        self.say(pull, login, f"/fla-bot approve {pull.sha}")
+        self.settle()
+
+    def turn_green(self, pull: Pull) -> None:
+        """Approved, run and passed."""
+        self.approve(pull)
+        for run in self.runs():
+            self.execute(run)
+        assert self.ready(pull) == "success"
+
+    def enqueue(self, pull: Pull) -> str:
+        """Put a pull request into the merge queue: the commit of its group."""
+        tip, git = self.world.tip(pull.base) or "", self.git.git
+        git("switch", "--quiet", "--detach", tip)
+        git("merge", "--quiet", "--no-ff", "--message=merge", pull.sha)
+        head = git("rev-parse", "HEAD")
+        git("switch", "--quiet", "main")
+        branch = f"gh-readonly-queue/{pull.base}/pr-{pull.number}-{tip}"
+        git("update-ref", f"refs/heads/{branch}", head)
+        self.world.commit(self.world.commits[pull.sha].files, tip, sha=head)
+        self.world.branches[self.world.owner, branch] = head
+        return head
 
     # Jobs.
 
@@ -232,6 +292,13 @@ class Stage:
         )
         self._quiet(jobs.reconcile, space, env)
 
+    def due(self, **more: str) -> dict[str, Any]:
+        """The job `due` of the schedule."""
+        env = self.environment(self.token(PLANNER, "due"), **more)
+        space = argparse.Namespace(pr=None, json=True)
+        found: dict[str, Any] = json.loads(self._quiet(jobs.status, space, env))
+        return found
+
     def gate(self, run: Run, job: str = "gate") -> dict[str, str]:
         """The jobs `gate` and `lane` (its first step); a UserError where they refuse."""
         out = self.folder / "output"
@@ -294,12 +361,12 @@ class Stage:
         env = self.environment(self.token(PLANNER, "plan"), **self.secrets())
         return open_reconciler(env)
 
-    def view(self, pull: Pull) -> View:
-        """The ledger of the head."""
+    def view(self, pull: Pull, head: str = "") -> View:
+        """The ledger of the head, or of a merge group's."""
         reconciler = self.reconciler()
         with reconciler.client:
             return Ledger(reconciler.client, app=self.has_app).read(
-                pull.sha, pull.number, reconciler.stored(pull.number)
+                head or pull.sha, pull.number, reconciler.stored(pull.number)
             )
 
     def standing(self, pull: Pull) -> Standing:
@@ -314,13 +381,17 @@ class Stage:
 
     def ready(self, pull: Pull, name: str = READY) -> str:
         """The verdict as GitHub shows it, `none` where there is none."""
+        return self.verdict(pull.sha, name)
+
+    def verdict(self, sha: str, name: str = READY) -> str:
+        """What our own check or status says of a commit."""
         if not self.has_app:
-            found = [s for s in self.world.statuses_of(pull.sha) if s.context == name]
+            found = [s for s in self.world.statuses_of(sha) if s.context == name]
             return found[0].state if found else "none"
         assert self.app is not None
         checks = [
             check
-            for check in self.world.latest_checks(pull.sha)
+            for check in self.world.latest_checks(sha)
             if check.name == name and check.suite.app.id == self.app.id
         ]
         return (checks[-1].conclusion or checks[-1].status) if checks else "none"
@@ -335,8 +406,8 @@ class Stage:
         """Evidence for all jobs of a run's lane; an error in every cell, the merge base's own
         beside it."""
         row = RowId.parse(run.inputs["plan"])
-        pull = self.world.pulls[row.number]
-        case = self.case(pull)
+        case = self.view(self.world.pulls[row.number], row.head).standings[row.number].case
+        assert case is not None
         return evidence_of(case, row.lane, rms)
 
 
@@ -350,17 +421,19 @@ def evidence_of(case: Case, lane: str, rms: float = 1e-8) -> dict[str, bytes]:
     for job in (job for job in plan.jobs if job.lane == lane):
         cells = []
         for cell in find_cells(contract, job.cells):
-            arm = {"rms": 1e-8, "max_abs": 1e-7}
-            figures = {"head": {"rms": min(rms, HUGE), "max_abs": 1e-7}, "base": arm,
-                       "worst_tile": 1.0, "worst_at": [0] * 4}  # fmt: skip
-            names = [result.name for result in call(contract, cell, 0).results]
-            ran = {"head": "ran", "base": "ran", "base_form": "kernel", "seed": 1}
-            outputs = [{"name": name, **figures} for name in names]
-            cells.append({"cell": cell.id, **ran, "outputs": outputs})
+            arm = {"rms": 1e-8, "max_abs": 1e-7, "tail": 0.0, "slope": 0.0}
+            figures = {"head": {**arm, "rms": min(rms, HUGE)}, "base": arm,
+                       "worst_tile": 1.0, "worst_at": [0] * 4, "worst_row": 1.0}  # fmt: skip
+            outputs = [{"name": result.name, "elements": prod(result.shape), **figures}
+                       for result in call(contract, cell, 0).results]  # fmt: skip
+            seeds = ((public_seed(plan.hash, cell.id), False), (1, True))
+            draws = [{"seed": seed, "secret": secret, "outputs": outputs} for seed, secret in seeds]
+            ran = {"head": "ran", "base": "ran", "base_form": "kernel"}
+            cells.append({"cell": cell.id, **ran, "draws": draws})
         environment = {"python": "3", "torch": "2", "triton": "3", "protections": [],
                        "device": "cpu" if interpreter else "NVIDIA H200",
                        "interpreter": interpreter}  # fmt: skip
-        data = {"schema": "fla-bot/evidence@1", "plan": plan.hash, "job": job.id, "lane": lane,
+        data = {"schema": "fla-bot/evidence@2", "plan": plan.hash, "job": job.id, "lane": lane,
                 "head": plan.head, "merge_base": plan.merge_base, "trusted": plan.trusted,
                 "complete": True, "note": "", "environment": environment, "cells": cells,
                 "wall_s": 1.0}  # fmt: skip

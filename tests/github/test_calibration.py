@@ -182,10 +182,8 @@ OLDEST: dict[type[BaseModel], int] = {
     records.Run: 2023,
 }
 RECORDS: dict[str, tuple[str, type[BaseModel]]] = {
-    "actions/get-artifact": ("", records.Artifact),
     "actions/get-workflow-run": ("", records.Run),
     "actions/list-jobs-for-workflow-run": ("jobs", records.Job),
-    "actions/list-workflow-run-artifacts": ("artifacts", records.Artifact),
     "checks/create": ("", records.CheckRun),
     "checks/get": ("", records.CheckRun),
     "checks/list-for-ref": ("check_runs", records.CheckRun),

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ from bot.github.connection import (
     find_app,
 )
 from tests.conftest import ROOT, Workbench
-from tests.github.double import BLOB, Double, Fault
+from tests.github.double import Double, Fault
 from tests.github.world import Actor, Check, Pull, Run
 
 JOB = {"actions": "write", "checks": "write", "contents": "read", "issues": "write",
@@ -134,8 +133,10 @@ def test_everything_is_read(github: Double, client: Client, pull: Pull, run: Run
     assert client.run(run.id).display_title == "fla-bot old"
     assert [item.id for item in client.runs("lane.yml", status="completed")] == [run.id]
     assert [item.conclusion for item in client.jobs(run.id)] == ["success"]
-    assert [item.name for item in client.artifacts(run.id)] == ["evidence"]
     assert client.content("README.md", "main") == b"# kernels\n"
+    assert set(client.tree("main")) == {"README.md"}
+    parted = client.compare("main", pull.sha)
+    assert parted.base_commit.sha == parted.merge_base_commit.sha == world.tip("main")
     assert client.refs("heads/gh-readonly-queue/") == []
     assert [ref.sha for ref in client.refs("heads/main")] == [world.tip("main")]
 
@@ -156,6 +157,7 @@ def test_role_is_the_real_one(github: Double, client: Client, role: Any) -> None
 def test_edited_comments_are_known(github: Double, client: Client, pull: Pull) -> None:
     comment = github.world.add_comment(1, Actor("alice"), "/fla-bot run")
     assert not client.comment(comment.id).edited
+    github.world.advance(seconds=1)
     github.world.edit_comment(comment, Actor("mona"), "/fla-bot approve")
     assert client.comment(comment.id).edited
 
@@ -532,56 +534,6 @@ def test_missing_permission_is_named(
     with pytest.raises(NotAllowed, match=words):
         write(opened(rest), pull)
     assert github.world.comments == {}
-
-
-# Downloads.
-
-
-def test_artifact_comes_from_storage_without_the_token(
-    github: Double, client: Client, run: Run
-) -> None:
-    (artifact,) = client.artifacts(run.id)
-    assert client.download(artifact.id, 1 << 20) == b"PK" * 5000
-    with pytest.raises(Refused, match="more than 100 bytes"):
-        client.download(artifact.id, 100)
-    assert client.download(artifact.id, 10_000) == b"PK" * 5000
-
-
-def test_cut_download_is_asked_for_again(github: Double, client: Client, run: Run) -> None:
-    (artifact,) = client.artifacts(run.id)
-    github.fail(Fault(BLOB, cut=True, times=2))
-    assert client.download(artifact.id, 1 << 20) == b"PK" * 5000
-    github.fail(Fault(BLOB, cut=True, times=99))
-    with pytest.raises(Unsure, match="localhost"):
-        client.download(artifact.id, 1 << 20)
-
-
-def test_expired_artifact_is_gone(github: Double, client: Client, run: Run) -> None:
-    (artifact,) = client.artifacts(run.id)
-    github.world.artifacts[artifact.id].expired = True
-    assert client.artifacts(run.id)[0].expired
-    with pytest.raises(Gone, match="410"):
-        client.download(artifact.id, 1 << 20)
-
-
-def test_netrc_gives_no_token_to_storage(
-    github: Double, client: Client, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    netrc = tmp_path / "netrc"
-    netrc.write_text("machine localhost login x password secret\n")
-    netrc.chmod(0o600)
-    monkeypatch.setenv("NETRC", str(netrc))
-    (artifact,) = client.artifacts(run.id)
-    client.download(artifact.id, 1 << 20)  # the double records a violation if a token comes
-
-
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1/x", "https://127.0.0.1/x", ""])
-def test_download_from_another_scheme_is_refused(
-    client: Client, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client.connection, "send", lambda *_, **__: ({"location": url}, None))
-    with pytest.raises(GitHubError, match="no address"):
-        client.download(1, 100)
 
 
 # Dry runs.

@@ -104,6 +104,7 @@ def _values(github: Double) -> dict[str, str]:
 
 SPECIAL = {
     "git/get-ref": {"ref": "heads/main"},
+    "git/get-tree": {"tree_sha": "main"},
     "git/list-matching-refs": {"ref": "heads/"},
     "actions/get-repo-variable": {"name": "FLA_BOT"},
 }
@@ -381,13 +382,16 @@ def test_edited_comment_keeps_author_and_shows_in_its_times(github: Double, call
     world.person("mona", "maintain")
     world.open_pull("alice")
     comment = world.add_comment(1, Actor("alice"), "/fla-bot run")
+    world.edit_comment(comment, Actor("mona"), "/fla-bot wait")
+    assert comment.updated_at == comment.created_at  # within one second it does not show
+    world.advance(seconds=1)
     world.edit_comment(comment, Actor("mona"), "/fla-bot approve")
     with pytest.raises(Refusal):
         world.edit_comment(comment, Actor("stranger"), "x")
     _, body = call("GET", f"~/issues/comments/{comment.id}")
     assert body["user"]["login"] == "alice"
     assert body["created_at"] != body["updated_at"]
-    assert comment.edits == [("mona", "/fla-bot run")]
+    assert comment.edits == [("mona", "/fla-bot run"), ("mona", "/fla-bot wait")]
 
 
 def test_comments_of_apps_say_so(github: Double, call: Caller) -> None:

@@ -99,6 +99,7 @@ def stable(text: str) -> str:
     text = re.sub(r"\b[0-9a-f]{40}\b", "<commit>", text)
     text = re.sub(r"\b[0-9a-f]{16}\b", "<digest>", text)
     text = re.sub(r"\b[0-9a-f]{12}\b", "<short>", text)
+    text = re.sub(r"--seed [0-9a-z<>]+", "--seed N", text)
     return re.sub(r"answered=[0-9]+|generation=[0-9]+", lambda m: m[0].split("=")[0] + "=N", text)
 
 

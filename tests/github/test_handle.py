@@ -119,7 +119,7 @@ def test_action_that_changes_nothing_writes_nothing(
     [
         ("moon_landing", {}, "event kind `moon_landing` is not handled; known kinds"),
         (None, {}, "none (set --event-name or GITHUB_EVENT_NAME)"),
-        ("pull_request", {}, "action: Field required"),
+        ("pull_request", {}, "pull_request: Field required"),
         ("pull_request", [], "should be an object"),
         ("pull_request", {"action": "opened"}, "pull_request: Field required"),
     ],

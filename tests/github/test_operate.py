@@ -6,7 +6,12 @@ import argparse
 import contextlib
 import io
 import json
+import os
+import re
+import subprocess
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,29 +24,11 @@ from bot.github.operate import EXECUTOR, PLANNER
 from bot.github.order import read_order
 from bot.model import CheckState
 from tests.github.double import Double, Fault
-from tests.github.stage import PERMISSIONS, WORKFLOWS, Stage
-from tests.github.test_model import Machine, template
-from tests.github.test_scenarios import AWAITED, RUNNING, approve, turn_green
+from tests.github.model import Machine
+from tests.github.stage import AWAITED, PERMISSIONS, RUNNING, WORKFLOWS, Stage
 from tests.github.world import Actor, Pull, job_permissions
 
 MAX_CALLS = 15  # an event
-
-
-@pytest.fixture(params=["app", "token"])
-def stage(
-    request: pytest.FixtureRequest,
-    github: Double,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Stage:
-    """A repository with the bot in both of its modes."""
-    return Stage(github, tmp_path / "stage", monkeypatch, app=request.param == "app")
-
-
-@pytest.fixture
-def gated(github: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """A repository whose bot is an App."""
-    return Stage(github, tmp_path / "stage", monkeypatch, app=True)
 
 
 # Faults.
@@ -65,12 +52,6 @@ def faults(played: Machine) -> list[Fault]:
     found += [Fault(operation, 401, "Bad credentials") for operation in (*reads, "checks/create")]
     found += [Fault(operation, 410, "Gone") for operation in reads]
     return [*found, Fault("issues/list-comments", empty=True, page=2), Fault(reads[0], cut=True)]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """A plan of a real change."""
-    return template(tmp_path_factory.mktemp("operate") / "stage")
 
 
 def play(base: Case) -> Machine:
@@ -116,7 +97,7 @@ def test_lost_reply_to_a_dispatch_starts_no_second_run(stage: Stage, applied: bo
         Fault.bad_gateway("actions/create-workflow-dispatch", applied=applied)
     )
     with contextlib.suppress(InfraError):
-        approve(stage, pull)
+        stage.approve(pull)
     fault.times = 0
     for _ in range(3):
         stage.world.advance(minutes=11)
@@ -130,43 +111,189 @@ def test_lost_reply_to_a_dispatch_starts_no_second_run(stage: Stage, applied: bo
 
 # Permissions.
 
-WRITING = [(PLANNER, "plan", name) for name in job_permissions(WORKFLOWS[PLANNER], "plan")]
-GATE = [(EXECUTOR, "gate", name) for name in job_permissions(WORKFLOWS[EXECUTOR], "gate")]
+JOBS = [
+    *((PLANNER, job) for job in ("scope", "plan", "due", "reconcile")),
+    *((EXECUTOR, job) for job in ("gate", "lane", "publish")),
+]
+# With an App's key in its hands a job does not use its own token.
+OWN_TOKEN = [(True, *item) for item in JOBS if item[1] in ("scope", "due", "gate", "lane")]
+OWN_TOKEN += [(False, *item) for item in JOBS]
+# What git needs and the API does not.
+ONLY_GIT = {("scope", "contents"), ("gate", "contents"), ("lane", "contents")}
 
 
-@pytest.mark.parametrize(("workflow", "job", "name"), WRITING + GATE)
-def test_dropping_any_permission_says_which_is_missing(
+class Lessened:
+    """A repository in which one job's token may lack something."""
+
+    def __init__(self, stage: Stage, workflow: str, job: str) -> None:
+        self.stage, self.job, self.file = stage, job, stage.folder / "plan.json"
+        stage.world.public = False  # what is public is readable without any permission
+        self.given = self.whole = job_permissions(WORKFLOWS[workflow], job)
+        others = stage.token
+
+        def token(name: str, asked: str) -> str:
+            own = (name, asked) == (workflow, job)
+            return stage.world.job_token(self.given) if own else others(name, asked)
+
+        stage.token = token  # type: ignore[method-assign, assignment]
+        self.pull = stage.open()
+        if job == "plan":
+            # A word before there is a plan: everything is read.
+            stage.world.take_events()
+            stage.say(self.pull, "mona", f"/fla-bot approve {self.pull.sha}")
+            (self.event,) = stage.world.take_events("issue_comment")
+            return
+        stage.settle()
+        stage.approve(self.pull)
+        self.runs = stage.runs()
+        self.evidence = [stage.evidence(run) for run in self.runs]
+        for run in self.runs:
+            stage.world.begin(run)
+        stage.world.dispatch(Actor("mona"), PLANNER, "main", {"pr": str(self.pull.number)})
+        (self.event,) = stage.world.take_events("workflow_dispatch")[-1:]
+
+    def act(self) -> None:
+        """Let the job run."""
+        stage, run = self.stage, getattr(self, "runs", [None])[0]
+        if self.job == "scope":
+            stage.scope(self.event, self.file)
+        elif self.job == "plan":
+            stage.plan(self.event, self.file)
+        elif self.job == "due":
+            stage.due()
+        elif self.job == "reconcile":
+            stage.reap(self.pull)
+        elif self.job in ("gate", "lane"):
+            stage.gate(run, self.job)
+        else:
+            stage.publish(run, self.evidence[0])
+
+    def end(self) -> None:
+        """What GitHub and the reaper do when the job has failed."""
+        stage = self.stage
+        if self.job in ("gate", "lane"):
+            for run in self.runs:
+                # `if: always()`
+                stage.publish(run, {}, gate="failure" if self.job == "gate" else "success")
+        for run in getattr(self, "runs", []):
+            stage.world.finish(run, "failure")
+        stage.world.advance(minutes=15)
+        stage.reap()
+        stage.settle()
+
+
+@pytest.mark.parametrize(("app", "workflow", "job"), OWN_TOKEN)
+def test_dropping_any_permission_of_a_job_is_red_and_says_which(
     github: Double,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    app: bool,
     workflow: str,
     job: str,
-    name: str,
 ) -> None:
-    stage = Stage(github, tmp_path / "stage", monkeypatch, app=job == "gate" and name != "statuses")
-    stage.world.public = False  # what is public is readable without any permission
-    granted = job_permissions(WORKFLOWS[workflow], job)
-    pull = stage.open()
-    stage.settle()
-    approve(stage, pull)
-    run = stage.runs()[0]
-    stage.world.begin(run)
-    less = {key: level for key, level in granted.items() if key != name}
-    monkeypatch.setattr(stage, "token", lambda *_: stage.world.job_token(less))
-    if (job, name) == ("gate", "contents"):
-        stage.gate(run)  # only the checkout needs it
-        return
-    with pytest.raises(InfraError, match=rf"the token needs .*{name}"):
-        stage.gate(run) if job == "gate" else whole_way(stage)
+    stage = Stage(github, tmp_path / "stage", monkeypatch, app=app)
+    lessened = Lessened(stage, workflow, job)
+    for name in lessened.whole:
+        if (job, name) in ONLY_GIT or (app and name == "statuses"):
+            continue
+        lessened.given = {key: level for key, level in lessened.whole.items() if key != name}
+        if (job, name) == ("publish", "contents"):
+            lessened.act()  # it can still say so itself
+            said = stage.comments(lessened.pull)[0]
+        else:
+            with pytest.raises(InfraError) as caught:  # which ends the job, and with it the run
+                lessened.act()
+            said = str(caught.value)
+        assert re.search(rf"the token needs .*{name}", said), (name, said)
+        assert stage.ready(lessened.pull) != "success"
+    lessened.given = lessened.whole
+    lessened.act()
 
 
-def whole_way(stage: Stage) -> None:
-    """A pull request to its green, with a look of the reaper on the way."""
-    pull = stage.open("bob")
-    stage.settle()
-    approve(stage, pull)
-    stage.reap(pull)
-    turn_green(stage, pull)
+@pytest.mark.parametrize("name", ["actions", "pull-requests", "statuses"])
+@pytest.mark.parametrize("job", ["plan", "publish"])
+def test_reading_where_writing_is_needed_is_red_and_says_so(
+    github: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, name: str
+) -> None:
+    """The half of a permission: what was read is right, and the first write is refused."""
+    workflow = PLANNER if job == "plan" else EXECUTOR
+    stage = Stage(github, tmp_path / "stage", monkeypatch, app=False)
+    lessened = Lessened(stage, workflow, job)
+    lessened.given = {**lessened.whole, name: "read"}
+    if (job, name) == ("publish", "actions"):
+        # It writes only where a run must be started or ended: here the head has moved.
+        stage.push(lessened.pull, {"README.md": "x"})
+    if (job, name) == ("plan", "pull-requests"):
+        lessened.act()  # nothing is said before there is a plan
+        (lessened.event,) = stage.world.take_events("workflow_dispatch")
+        stage.scope(lessened.event, lessened.file)
+    with pytest.raises(InfraError, match=rf"the token needs .*{name}: write"):
+        lessened.act()
+    assert stage.ready(lessened.pull) != "success"
+    lessened.given = lessened.whole
+    lessened.end()
+    for run in stage.runs():
+        stage.execute(run)
+    # What was asked for again is done; what a machine has measured for nothing is red.
+    wanted = ("success",) if job == "plan" else AWAITED
+    assert stage.ready(lessened.pull) in wanted
+
+
+@pytest.mark.parametrize("job", ["gate", "lane", "publish"])
+def test_job_without_a_permission_leaves_nothing_waiting(
+    github: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    stage = Stage(github, tmp_path / "stage", monkeypatch, app=False)
+    lessened = Lessened(stage, EXECUTOR, job)
+    lessened.given = {}
+    with pytest.raises(InfraError, match="the token needs"):
+        lessened.act()
+    lessened.end()
+    assert stage.ready(lessened.pull) == "failure"
+    assert "infra" in stage.comments(lessened.pull)[0]
+    assert "/fla-bot rerun" in stage.comments(lessened.pull)[0]
+
+
+class Closed(BaseHTTPRequestHandler):
+    """Git's side of GitHub for a token without `contents: read`."""
+
+    def do_GET(self) -> None:
+        """Refuse."""
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_lane_that_may_not_fetch_ends_with_an_error(gated: Stage) -> None:
+    """The only part of `gate`, `lane` and `scope` that needs `contents: read`."""
+    (script,) = (
+        step["run"]
+        for step in WORKFLOWS[EXECUTOR]["jobs"]["lane"]["steps"]
+        if step.get("name") == "Fetch the commits as objects"
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), Closed) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        env = {"PATH": os.environ["PATH"], "HOME": str(gated.folder), "HEAD_SHA": "1" * 40,
+               "GITHUB_SERVER_URL": f"http://127.0.0.1:{server.server_port}", "LC_ALL": "C",
+               "GITHUB_REPOSITORY": "octo-org/kernels", "GITHUB_TOKEN": "ghs_secret",
+               "RUNNER_TEMP": str(gated.folder)}  # fmt: skip
+        argv = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        server.shutdown()
+    assert done.returncode != 0
+    assert "octo-org/kernels" in done.stderr
+    assert "403" in done.stderr
+    assert "ghs_secret" not in done.stdout + done.stderr
+    pull = gated.open()
+    gated.settle()
+    gated.approve(pull)
+    for run in gated.runs():
+        gated.world.begin(run)
+        gated.publish(run, {})  # nothing was measured
+        gated.world.finish(run, "failure")
+    assert gated.ready(pull) == "failure"
+    assert "infra: the lane left no evidence" in gated.comments(pull)[0]
 
 
 @pytest.mark.parametrize("name", [name for name in PERMISSIONS if name != "metadata"])
@@ -225,7 +352,7 @@ def test_calls_of_each_event(stage: Stage) -> None:
 def test_off_hands_over_what_is_open_and_does_nothing_else(stage: Stage) -> None:
     pull = stage.open()
     stage.settle()
-    approve(stage, pull)
+    stage.approve(pull)
     assert stage.ready(pull) in RUNNING
     stage.mode = "off"
     before = len(stage.github.writes)
@@ -240,7 +367,7 @@ def test_no_dispatch_starts_nothing_and_is_not_green(stage: Stage) -> None:
     stage.mode = "no-dispatch"
     pull = stage.open()
     stage.settle()
-    approve(stage, pull)
+    stage.approve(pull)
     assert stage.runs() == []
     assert stage.ready(pull) in AWAITED
     assert "no-dispatch" in stage.comments(pull)[0]
@@ -284,7 +411,7 @@ def test_caps(
     gated.git.git("-C", str(gated.folder / "clone"), "fetch", "--quiet")
     pull = gated.open()
     gated.settle()
-    approve(gated, pull)
+    gated.approve(pull)
     assert len(gated.runs()) == runs
     assert gated.ready(pull) in state
     assert words in gated.comments(pull)[0]
@@ -295,7 +422,7 @@ def test_open_runs_of_a_machine_wait_for_each_other(gated: Stage) -> None:
     pulls = [gated.open(author) for author in ("alice", "bob")]
     gated.settle()
     for pull in pulls:
-        approve(gated, pull)
+        gated.approve(pull)
     assert len(gated.runs()) == 2
     assert "1 runs are ahead" in gated.comments(pulls[1])[0]
     for run in gated.runs():
@@ -309,7 +436,7 @@ def test_open_runs_of_a_machine_wait_for_each_other(gated: Stage) -> None:
 def test_circuit_opens_after_three_infrastructure_failures(gated: Stage) -> None:
     pull = gated.open()
     gated.settle()
-    approve(gated, pull)
+    gated.approve(pull)
     for _ in range(3):
         for run in gated.runs():
             gated.world.begin(run)
@@ -323,7 +450,7 @@ def test_circuit_opens_after_three_infrastructure_failures(gated: Stage) -> None
         gated.world.finish(run, "failure")
     other = gated.open("bob")
     gated.settle()
-    approve(gated, other)
+    gated.approve(other)
     assert gated.runs() == []
     assert gated.ready(other) == "action_required"
     assert "/fla-bot run correctness:sm90" in gated.comments(other)[0]
@@ -338,12 +465,12 @@ def test_circuit_opens_after_three_infrastructure_failures(gated: Stage) -> None
 def test_closing_and_a_new_head_cancel_runs(stage: Stage) -> None:
     pull = stage.open()
     stage.settle()
-    approve(stage, pull)
+    stage.approve(pull)
     assert len(stage.runs()) == 2
     stage.push(pull, {"README.md": "x"})
     stage.settle()
     assert stage.runs() == []
-    approve(stage, pull)
+    stage.approve(pull)
     assert len(stage.runs()) == 2
     stage.world.edit_pull(pull, Actor("alice"), state="closed")
     stage.settle()
@@ -365,7 +492,7 @@ def test_body_keeps_every_other_character(stage: Stage) -> None:
     assert "\n" not in (pull.body or "").replace("\r\n", "")
     stage.world.edit_pull(pull, Actor("alice"), body=f"New first line\r\n{pull.body}")
     stage.settle()
-    approve(stage, pull)
+    stage.approve(pull)
     assert (pull.body or "").startswith(f"New first line\r\n{text}")
     assert (pull.body or "").count("fla-bot:begin") == 1
 
@@ -373,7 +500,7 @@ def test_body_keeps_every_other_character(stage: Stage) -> None:
 def test_rebase_with_equal_jobs_needs_no_machine(stage: Stage) -> None:
     pull = stage.open()
     stage.settle()
-    turn_green(stage, pull)
+    stage.turn_green(pull)
     started = len(stage.world.runs)
     stage.push(pull, {"README.md": "only words\n"})
     stage.settle()
@@ -384,7 +511,7 @@ def test_rebase_with_equal_jobs_needs_no_machine(stage: Stage) -> None:
 def test_failed_stays_failed_and_a_waiver_is_bound_to_head_and_plan(stage: Stage) -> None:
     pull = stage.open()
     stage.settle()
-    approve(stage, pull)
+    stage.approve(pull)
     for run in stage.runs():
         stage.execute(run, rms=0.5)
     assert stage.ready(pull) == "failure"
@@ -410,26 +537,17 @@ def test_failed_stays_failed_and_a_waiver_is_bound_to_head_and_plan(stage: Stage
 
 def test_status_and_decisions(stage: Stage, tmp_path: Path) -> None:
     first, second = stage.open("alice"), stage.open("bob")
-    env = stage.environment(stage.token(PLANNER, "due"), RUNNER_TEMP=str(tmp_path))
-
-    def due() -> dict[str, Any]:
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            space = argparse.Namespace(pr=None, json=True)
-            assert jobs.status(space, env) == 0
-        found: dict[str, Any] = json.loads(out.getvalue())
-        return found
-
-    assert due()["due"] == [second.number, first.number]
+    assert stage.due()["due"] == [second.number, first.number]
     for event in stage.world.take_events("pull_request"):
         stage.handle(event, RUNNER_TEMP=str(tmp_path))
     stage.world.advance(hours=1)
-    assert due()["due"] == []
+    assert stage.due()["due"] == []
     lines = (tmp_path / "decisions.jsonl").read_text().splitlines()
     assert {json.loads(line)["pull"] for line in lines} == {1, 2}
     assert json.loads(lines[0])["state"] == "action_required"
-    approve(stage, first)
+    stage.approve(first)
     stage.world.advance(hours=1)
-    found = due()
+    found = stage.due()
     assert found["due"] == [first.number], found
 
 
@@ -478,13 +596,13 @@ def test_plan_that_was_tampered_with_is_refused(stage: Stage) -> None:
     path.write_text(json.dumps(data))
     stage.plan(event, path)
     assert stage.ready(pull) == "failure"
-    assert "hash is not that of its content" in stage.comments(pull)[0]
+    assert "is not required, against the policy" in stage.comments(pull)[0]
 
 
 def test_order_of_a_lane_is_the_ledgered_plan(gated: Stage) -> None:
     pull = gated.open()
     gated.settle()
-    approve(gated, pull)
+    gated.approve(pull)
     run = gated.runs()[0]
     gated.world.begin(run)
     gated.gate(run, "lane")

@@ -106,6 +106,7 @@ class Pull:
     merged: bool = False
     computed: bool = False
     labels: list[str] = field(default_factory=list)
+    before: str = ""
 
 
 @dataclass
@@ -457,7 +458,8 @@ class World:
         self.emit("push", "", who, (key, sha))
         for pull in self.pulls.values():
             if pull.state == "open" and (pull.owner, pull.head) == key:
-                pull.sha, pull.computed, pull.updated_at = sha, False, self.now
+                pull.before, pull.sha = pull.sha, sha
+                pull.computed, pull.updated_at = False, self.now
                 self.emit("pull_request", "synchronize", who, pull)
         return sha
 
@@ -637,8 +639,9 @@ class World:
         return comment
 
     def edit_comment(self, comment: Comment, actor: Actor, body: str) -> Comment:
-        """The author stays; `updated_at` differs from `created_at` from now on.
+        """The author stays; `updated_at` tells of it, unless it happens within the same second.
 
+        recording IssueComment.setUp: the times of a comment have whole seconds.
         docs, managing disruptive comments: who has write may edit anybody's comment. An App's
         token may edit with `issues: write` (spec issues/update-comment).
         """
@@ -647,7 +650,7 @@ class World:
             raise Refusal(403, "Must have admin rights to Repository.")
         comment.edits.append((actor.login, comment.body))
         comment.body = body
-        comment.updated_at = max(self.now, comment.created_at + timedelta(seconds=1))
+        comment.updated_at = self.now.replace(microsecond=0)
         self.emit("issue_comment", "edited", actor, comment)
         return comment
 

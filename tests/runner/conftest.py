@@ -83,10 +83,10 @@ class Host:
             shutil.copy(commits, self.spool / "in/objects.bundle")
 
     def start_lane(
-        self, *argv: str, plan: str = PLAN, sudo_uid: str | None = str(UID)
+        self, *argv: str, plan: str = PLAN, sudo_uid: str | None = str(UID), **more: str
     ) -> subprocess.Popen[str]:
-        """Start the wrapper as sudo would."""
-        env = {} if sudo_uid is None else {"SUDO_UID": sudo_uid}
+        """Start the wrapper as sudo would; `more` is what a careless sudo lets through."""
+        env = {**more, **({} if sudo_uid is None else {"SUDO_UID": sudo_uid})}
         process = subprocess.Popen(
             [self.libexec / "fla-bot-lane", *argv], env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -96,10 +96,17 @@ class Host:
         process.stdin.flush()
         return process
 
-    def lane(self, *argv: str, plan: str = PLAN, sudo_uid: str | None = str(UID)) -> Ended:
+    def lane(
+        self,
+        *argv: str,
+        plan: str = PLAN,
+        sudo_uid: str | None = str(UID),
+        timeout_s: int = 60,
+        **more: str,
+    ) -> Ended:
         """Run the wrapper to its end."""
-        process = self.start_lane(*argv, plan=plan, sudo_uid=sudo_uid)
-        out, err = process.communicate(timeout=60)
+        process = self.start_lane(*argv, plan=plan, sudo_uid=sudo_uid, **more)
+        out, err = process.communicate(timeout=timeout_s)
         return Ended(process.returncode, out, err)
 
     def hook(self, changes: Mapping[str, str | None] = {}, **more: str) -> Ended:

@@ -1,0 +1,188 @@
+"""What people said: orders for machines, and one answer to each command; pure."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from bot.github.approvals import Said, edited, said
+from bot.github.case import Case, Reply, RowId, Standing
+from bot.github.lanes import Lanes
+from bot.github.situation import Answer, Reaction, Situation
+
+__all__ = ["Answers", "told", "unanswered", "without_plan"]
+
+MAX_REPLIES, MAX_REPLY = 5, 300
+
+
+def unanswered(now: Situation, heard: Collection[Said]) -> list[Said]:
+    """Commands that were not carried out yet."""
+    return [item for item in heard if item.comment.id > now.answered]
+
+
+def told(now: Situation, standing: Standing, answers: Collection[Answer], title: str) -> Standing:
+    """The standing after everybody was answered; who was not will be, the next time."""
+    given = {item.comment for item in answers}
+    asked = {item.comment.id for item in [*said(now.comments, now.us), *_edited(now)]}
+    left = min((c for c in asked if c > now.answered and c not in given), default=None)
+    done = [c for c in given if left is None or c < left]
+    new = [
+        Reply(
+            comment=item.comment,
+            login=item.login,
+            text=(title if item.text == "status" else item.text)[:MAX_REPLY],
+        )
+        for item in answers
+        if item.text
+    ]
+    # Who is answered again after a job died is not told twice.
+    kept = [item for item in standing.replies if item not in new]
+    update = {
+        "answered": max([now.answered, *done]),
+        "replies": [*kept, *new][-MAX_REPLIES:],
+    }
+    return standing.model_copy(update=update)
+
+
+def without_plan(now: Situation, heard: Collection[Said], *, again: bool) -> list[Answer]:
+    """The answers where no plan can be made; `again`: it is tried again, as somebody asked for."""
+    found = _plain(now, heard)
+    for item in unanswered(now, heard):
+        kind = item.command.kind
+        if kind in ("run", "rerun"):
+            if again:
+                found.append(_answer(item, "+1", "the plan is made again"))
+        elif kind not in ("unreadable", "help", "status"):
+            found.append(_answer(item, "-1", "there is no plan yet; type it again when there is"))
+    return found
+
+
+def _plain(now: Situation, heard: Collection[Said]) -> list[Answer]:
+    """Answers that need no plan: to questions, misspelt lines and edited comments."""
+    text = "an edited comment commands nothing; write a new one"
+    found = [_answer(item, "confused", text) for item in _edited(now)]
+    for item in unanswered(now, heard):
+        kind = item.command.kind
+        if kind == "unreadable":
+            missed = item.command.arguments[0]
+            found.append(_answer(item, "confused", f"not understood; type {missed}"))
+        elif kind in ("help", "status"):
+            found.append(_answer(item, "eyes", kind))
+    return found
+
+
+def _edited(now: Situation) -> list[Said]:
+    return unanswered(now, edited(now.comments, now.us))
+
+
+def _answer(item: Said, reaction: Reaction, text: str) -> Answer:
+    return Answer(item.comment.id, item.login, reaction, text)
+
+
+class Answers:
+    """Commands on a head that has a plan."""
+
+    def __init__(self, now: Situation, case: Case, heard: Collection[Said], lanes: Lanes) -> None:
+        self.now, self.pull, self.case = now, now.pull, case
+        self.heard, self.lanes = heard, lanes
+        self.given: list[Answer] = []
+        self._since = now.standing.since if now.standing else now.now
+
+    def _say(self, item: Said, reaction: Reaction, text: str) -> None:
+        self.given.append(_answer(item, reaction, text))
+
+    # Orders.
+
+    def orders(self) -> Iterator[RowId]:
+        """Rows that people ask for; each command is carried out once."""
+        for item in unanswered(self.now, self.heard):
+            kind = item.command.kind
+            if kind == "cancel":
+                self._cancel(item)
+            elif kind in ("run", "rerun"):
+                yield from self._order(item)
+
+    def _order(self, item: Said) -> Iterator[RowId]:
+        case, lanes = self.case, self.case.planned_lanes()
+        lane, op = item.command.arguments if item.command.kind == "run" else ("", "")
+        if refusal := self._cannot_order(item):
+            self._say(item, "-1", refusal)
+            return
+        if lane and lane not in lanes:
+            self._say(item, "-1", f"the plan has no lane {lane}; it has {', '.join(lanes)}")
+            return
+        if op and op not in {job.op for job in case.report.plan.jobs if job.lane == lane}:
+            self._say(item, "-1", f"the plan has no job for {op} on {lane}")
+            return
+        wanted = [name for name in lanes if lane in ("", name)]
+        due = [name for name in wanted if self.lanes.may_run_again(name)]
+        if not due:
+            text = "nothing to run again: only what was lost or not proven is, a fail stays a fail"
+            self._say(item, "-1", text)
+            return
+        self._say(item, "+1", f"runs {', '.join(due)}")
+        for name in due:
+            yield RowId(self.pull.number, self.pull.head.sha, case.plan, name, item.comment.id)
+
+    def _cannot_order(self, item: Said) -> str:
+        if item.comment.created_at < self._since:
+            return "the head has moved since; type it again if it still holds"
+        if not self.lanes.permit.given:
+            return f"this head is not approved; type /fla-bot approve {self.pull.head.sha}"
+        return self._no_runner(item)
+
+    def _no_runner(self, item: Said) -> str:
+        """Why somebody may neither start nor end machines, or nothing."""
+        author, roles = self.pull.user.login if self.pull.user else "", self.case.approvals.run
+        if item.login != author and self.now.people.role(item.login) not in roles:
+            return f"only {', '.join(roles)} or the author may"
+        return ""
+
+    def _cancel(self, item: Said) -> None:
+        if refusal := self._no_runner(item):
+            self._say(item, "-1", refusal)
+            return
+        self._say(item, "+1", "")
+        for i, entry in enumerate(self.lanes.entries):
+            if entry.result is None and entry.posted <= item.comment.created_at:
+                self.lanes.entries[i] = self.lanes.close(entry, f"cancelled by {item.login}")
+
+    # Words.
+
+    def words(self, accepted: Mapping[str, str], refused: Mapping[tuple[int, str], str]) -> None:
+        """Answers to what is no order: words that count or not, questions, misspelt lines."""
+        self.given += _plain(self.now, self.heard)
+        for item in unanswered(self.now, self.heard):
+            kind = item.command.kind
+            if kind == "approve":
+                self._approve(item)
+            elif kind == "accept":
+                self._accept(item, accepted)
+            elif kind == "waive":
+                reason = refused.get((item.comment.id, item.command.arguments[0]), "")
+                self._say(item, "-1" if reason else "+1", reason)
+
+    def _approve(self, item: Said) -> None:
+        head = self.pull.head.sha
+        if item.command.arguments != (head,):
+            self._say(item, "-1", f"the head is another one; type /fla-bot approve {head}")
+            return
+        if self.now.people.role(item.login) not in self.case.approvals.run:
+            self._say(item, "-1", f"only {', '.join(self.case.approvals.run)} may approve")
+            return
+        self._say(item, "+1", "")
+
+    def _accept(self, item: Said, accepted: Mapping[str, str]) -> None:
+        (code,) = item.command.arguments
+        if code in accepted:
+            self._say(item, "+1", "")
+            return
+        waits = [entry.accept for entry in self.case.report.checklist if entry.accept]
+        if code not in waits:
+            shown = ", ".join(f"/fla-bot accept {other}" for other in waits) or "nothing"
+            self._say(item, "-1", f"no such digest waits; what waits: {shown}")
+            return
+        allowed = ", ".join(self.case.approvals.accept)
+        text = f"only {allowed} or an owner of the contract may, and nobody who wrote or pushed it"
+        self._say(item, "-1", text)

@@ -1,0 +1,102 @@
+"""The verdict over a head: forgeries, and the AND over all pull requests that have it; pure."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bot.github.approvals import Need
+from bot.github.case import MAX_PACKED, MAX_STANDING, Standing, pack
+from bot.github.situation import Situation
+from bot.model import CheckState
+
+__all__ = ["bounded", "combine", "together"]
+
+_RANK = {
+    CheckState.SUCCESS: 0,
+    CheckState.IN_PROGRESS: 1,
+    CheckState.QUEUED: 2,
+    CheckState.ACTION_REQUIRED: 3,
+    CheckState.FAILURE: 4,
+}
+
+
+def combine(now: Situation, standing: Standing) -> tuple[Standing, CheckState, str]:
+    """How this pull request stands after all, and state and title of the check on its head."""
+    if standing.state is CheckState.SUCCESS and now.forged is None:
+        raise Need("forged")
+    if now.forged:
+        title = f"FORGED: {'; '.join(now.forged)}"[:200]
+        update = {"state": CheckState.FAILURE, "title": title}
+        standing = standing.model_copy(update=update)
+    standing = bounded(standing)
+    if not standing.gated:
+        return standing, standing.state, standing.title
+    return standing, *_over_all(now, standing)
+
+
+def bounded(standing: Standing) -> Standing:
+    """A standing that the ledger can hold: red, and without its plan, where it cannot."""
+    if len(pack(standing)) <= MAX_STANDING:
+        return standing
+    bare = Standing(
+        number=standing.number,
+        base_ref=standing.base_ref,
+        gated=standing.gated,
+        state=CheckState.FAILURE,
+        title="The plan and what was said of it are too large to be kept: split the change",
+        since=standing.since,
+        pusher=standing.pusher,
+        pushers=standing.pushers,
+        void=True,
+        answered=standing.answered,
+    )
+    return bare.model_copy(update={"fault": bare.title})
+
+
+def together(own: Standing, others: Sequence[Standing]) -> list[Standing] | None:
+    """All that a check says of its head; None where it is too much.
+
+    The plans of others are the first to go: they are made again.
+    """
+    for found in (
+        [own, *others],
+        [own, *(item.model_copy(update={"case": None, "reused": []}) for item in others)],
+    ):
+        if sum(len(pack(item)) for item in found) <= MAX_PACKED:
+            return found
+    return None
+
+
+def _over_all(now: Situation, own: Standing) -> tuple[CheckState, str]:
+    """The AND over all open pull requests with this head into gated branches."""
+    gone = now.pull.state == "closed"
+    others = [item for item in now.others if item.gated]
+    if own.state is not CheckState.SUCCESS and not gone:
+        return own.state, own.title
+    if now.pulls is None:
+        raise Need("pulls")
+    # A closed pull request no longer counts; one that is not known yet is not green.
+    same = [
+        pull
+        for pull in now.pulls
+        if pull.head.sha == now.pull.head.sha and pull.number != now.pull.number
+    ]
+    worst = (own.state, own.title)
+    if gone and same:
+        worst = (CheckState.SUCCESS, "Ready")
+    known = {item.number: item for item in now.others}
+    for pull in same:
+        other = known.get(pull.number)
+        if other is None or other.base_ref != pull.base.ref:
+            found = (CheckState.IN_PROGRESS, f"Waiting for #{pull.number} with the same head")
+        elif pull.draft and other.gated:
+            # Its own job may not have said so yet.
+            found = (CheckState.ACTION_REQUIRED, f"#{pull.number} with the same head is a draft")
+        elif other not in others:
+            continue
+        else:
+            found = (other.state, f"#{other.number}: {other.title}")
+        worst = max(worst, found, key=lambda item: _RANK[item[0]])
+    return worst

@@ -1,0 +1,275 @@
+"""Runs of lanes: what is lost or useless is ended, what is due is started; pure."""
+
+# SPDX-License-Identifier: MIT
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
+
+from bot.github.approvals import Need, approval
+from bot.github.case import Case, Grant, LaneResult, RowId, Standing
+from bot.github.operate import held
+from bot.github.rows import lane_rows
+from bot.github.situation import GROUP, Cancel, Close, Entry, Open, Situation, Step
+from bot.model import ChecklistItem, ItemState, Row, Verdict
+
+__all__ = ["Lanes", "Permit", "Runs", "reused"]
+
+# A run shows up in GitHub's list within seconds; after this it was never started.
+LOST_DISPATCH = timedelta(minutes=10)
+NEVER_STARTED = timedelta(hours=1)
+
+
+class Runs:
+    """The ledgered runs of a head, and the steps that end them."""
+
+    def __init__(self, now: Situation) -> None:
+        self.now, self.pull = now, now.pull
+        self.steps: list[Step] = []
+        self.entries = sorted(now.entries, key=lambda e: (e.posted, e.id.nonce, e.id))
+
+    def cancel_other_heads(self) -> None:
+        """End the runs of heads that nobody asks for any more."""
+        for run in self.now.traffic.open_runs():
+            row = run.row
+            other = row.number == self.pull.number and row.head != self.pull.head.sha
+            if other and row.nonce != GROUP and self.now.group is None:
+                self.steps.append(Cancel(run.id))
+
+    def cancel_all(self, why: str) -> None:
+        """End everything."""
+        self.cancel_other_heads()
+        self.entries = [
+            self.close(entry, f"superseded: {why}") if entry.result is None else entry
+            for entry in self.entries
+        ]
+
+    def close(self, entry: Entry, why: str) -> Entry:
+        """End a row that its own run will not end, and that run with it."""
+        run = self.now.traffic.run_of(entry.id)
+        if run is not None and not run.done:
+            self.steps.append(Cancel(run.id))
+        result = LaneResult(
+            row=str(entry.id),
+            run=run.id if run else 0,
+            verdict=Verdict.SUPERSEDED if why.startswith("superseded") else Verdict.LOST,
+            note=why,
+            keys={},
+            rows=[],
+        )
+        self.steps.append(Close(result))
+        return Entry(entry.id, entry.posted, result)
+
+    def words(self) -> list[tuple[str, str]]:
+        """The plan id of each row and how it is with it."""
+        return [(str(entry.id), self._word(entry)) for entry in self.entries]
+
+    def _word(self, entry: Entry) -> str:
+        if entry.result is not None:
+            return str(entry.result.verdict)
+        return "running" if self.now.traffic.run_of(entry.id) is not None else "queued"
+
+
+class Permit:
+    """The word under which machines run; looked for only when one has something to do."""
+
+    def __init__(self, now: Situation, case: Case, grants: list[Grant]) -> None:
+        self._now, self._case, self._grants = now, case, grants
+
+    @cached_property
+    def _found(self) -> tuple[Grant | None, str]:
+        now, case = self._now, self._case
+        grant, why = approval(now.pull, case, self._grants, now.people)
+        if grant is None and now.group and now.group.standing:
+            # A merge group is run under the word that was given for what it merges.
+            return approval(now.group.pull, case, now.group.standing.grants, now.people)
+        return grant, why
+
+    @property
+    def given(self) -> bool:
+        """Whether machines may run this plan now."""
+        return self._found[0] is not None
+
+    @property
+    def why_not(self) -> str:
+        """Why no word counts, if there is one."""
+        return self._found[1]
+
+    @property
+    def known(self) -> bool:
+        """Whether it is given, False where nobody has asked."""
+        return "_found" in self.__dict__ and self.given
+
+
+def reused(
+    standing: Standing | None, found: Sequence[LaneResult] | None, case: Case
+) -> list[LaneResult]:
+    """Results of other heads for jobs of an equal key; asked for once a head."""
+    if standing is not None and standing.case is not None:
+        return standing.reused
+    if found is None:
+        raise Need("reuse")
+    keys = {job.id: job.key for job in case.report.plan.jobs}
+    return [brief for result in found if (brief := _brief(result, keys)).rows]
+
+
+def _brief(result: LaneResult, keys: Mapping[str, str]) -> LaneResult:
+    """What can be used again, in one row a job: only what passes, and the ledger holds little."""
+    rows, equal = (
+        list[Row](),
+        {job: key for job, key in keys.items() if result.keys.get(job) == key},
+    )
+    for job in equal:
+        own = [row for row in result.rows if row.job == job]
+        if own and all(row.verdict is Verdict.PASS for row in own):
+            more = {"cell": "", "reason": f"{len(own)} rows pass"} if len(own) > 1 else {}
+            rows.append(own[0].model_copy(update=more))
+    return result.model_copy(update={"rows": rows, "keys": {r.job: equal[r.job] for r in rows}})
+
+
+class Lanes(Runs):
+    """The lanes of the plan in force."""
+
+    def __init__(
+        self, now: Situation, case: Case, permit: Permit, reused: Sequence[LaneResult]
+    ) -> None:
+        super().__init__(now)
+        self.case, self.permit, self.reused = case, permit, reused
+
+    # Ending.
+
+    def tidy(self) -> None:
+        """End what can no longer count: runs of other heads, rows that were lost."""
+        self.cancel_other_heads()
+        self.entries = [
+            self.close(entry, why) if entry.result is None and (why := self._lost(entry)) else entry
+            for entry in self.entries
+        ]
+
+    def _lost(self, entry: Entry) -> str:
+        """Why an open row will never be closed by its own run, or nothing."""
+        run = self.now.traffic.run_of(entry.id)
+        age = self.now.now - entry.posted
+        if entry.id.plan != self.case.plan:
+            return "superseded by a newer plan"
+        if run is None:
+            return "infra: its run was never started" if age > NEVER_STARTED else ""
+        if run.done:
+            # The publisher is the run's last job: it had its chance.
+            return f"infra: the run ended as {run.conclusion} and left no verdict"
+        if entry.id in self.now.waiting:
+            return "infra: no machine took the job in time"
+        return ""
+
+    # Evidence.
+
+    def rows(self, lane: str = "") -> list[Row]:
+        """The verdict rows of a lane, or of all."""
+        lanes = [lane] if lane else self.case.planned_lanes()
+        return [
+            row for name in lanes for row in lane_rows(self.case, name, self.entries, self.reused)
+        ]
+
+    def may_run_again(self, lane: str) -> bool:
+        """Whether a lane has something that only another run can prove."""
+        entries = [e for e in self.entries if e.id.lane == lane and e.id.plan == self.case.plan]
+        if not entries:
+            return True
+        if any(entry.result is None for entry in entries):
+            return False
+        verdicts = {row.verdict for row in self.rows(lane)}
+        return Verdict.FAIL not in verdicts and bool(verdicts - {Verdict.PASS, Verdict.WAIVED})
+
+    # Starting.
+
+    def start(self, orders: Sequence[RowId]) -> dict[str, str]:
+        """Open what is due; the lanes that must wait, and why."""
+        known = {entry.id: entry for entry in self.entries}
+        wanted = {order: True for order in orders if order not in known}
+        for row in self._first_rows():
+            if row not in known and self._is_due(row.lane):
+                wanted.setdefault(row, False)
+        back: dict[str, str] = {}
+        lost = [entry for entry in known.values() if self._is_lost_dispatch(entry)]
+        if not wanted and not lost:
+            return back
+        if self.now.mode in ("no-dispatch", "off") or not self.permit.given:
+            return back
+        opened: list[RowId] = []
+        for row, ordered in wanted.items():
+            if any(other.lane == row.lane for other in opened):
+                continue
+            why = held(self.case, row, self.now.traffic, opened, self.now.now, ordered=ordered)
+            if why:
+                back[row.lane] = why
+                continue
+            opened.append(row)
+            self.steps.append(Open(row, written=False))
+            self.entries.append(Entry(row, self.now.now, None))
+        self.steps += [Open(entry.id, written=True) for entry in lost]
+        return back
+
+    def _first_rows(self) -> list[RowId]:
+        """The row that an approval starts, for each lane of the plan."""
+        pull, case, group = self.pull, self.case, self.now.group
+        if pull.draft or not case.gated:
+            return []
+        if group and not self.now.app:
+            return []  # the statuses of a merge group hold no plan that a run could find
+        nonce = GROUP if group else 0
+        return [
+            RowId(pull.number, pull.head.sha, case.plan, lane, nonce)
+            for lane in case.planned_lanes()
+        ]
+
+    def _is_lost_dispatch(self, entry: Entry) -> bool:
+        """Whether a row was written and its run never came; the gate lets only one run go on."""
+        waits = entry.result is None and entry.id.plan == self.case.plan
+        unseen = self.now.traffic.run_of(entry.id) is None
+        return waits and unseen and self.now.now - entry.posted > LOST_DISPATCH
+
+    def _is_due(self, lane: str) -> bool:
+        """Whether a lane has something that no row, and no result of an equal key, proves."""
+        if any(e.id.lane == lane and e.id.plan == self.case.plan for e in self.entries):
+            return False
+        return any(row.verdict is Verdict.WAITING for row in self.rows(lane))
+
+    def obstacles(self, rows: Sequence[Row], back: Mapping[str, str]) -> list[ChecklistItem]:
+        """What stands before the checklist: what keeps it from moving."""
+        case, now = self.case, self.now
+        waiting = any(row.verdict is Verdict.WAITING for row in rows)
+        required = any(
+            row.verdict is Verdict.WAITING and case.is_required(row.lane) for row in rows
+        )
+        found: list[ChecklistItem] = []
+        if case.late:
+            text = "the contract has changed on the base branch: update your branch"
+            found.append(_item("late", ItemState.FAILED, text))
+        if not case.gated:
+            text = f"a preview: {case.base_ref} has no policy, so no machine runs"
+            found.append(_item("preview", ItemState.HUMAN, text))
+        elif required and now.group and not now.app:
+            text = "the merge group needs machines again, which only an App can start for it"
+            found.append(_item("group", ItemState.FAILED, text))
+        elif self.pull.draft:
+            text = "the pull request is a draft: mark it as ready"
+            found.append(_item("draft", ItemState.HUMAN, text))
+        elif waiting and not self.permit.given:
+            text = "machines wait for an approval of this commit"
+            state = ItemState.HUMAN if required else ItemState.NOT_APPLICABLE
+            found.append(_item("approval", state, text, self.permit.why_not))
+        elif waiting and now.mode in ("no-dispatch", "off"):
+            state = ItemState.HUMAN if required else ItemState.NOT_APPLICABLE
+            found.append(_item("mode", state, f"no job is started: FLA_BOT is {now.mode}"))
+        for lane, reason in back.items():
+            later = reason.startswith("queue:")
+            state = ItemState.WAITING if later else ItemState.HUMAN
+            state = state if case.is_required(lane) else ItemState.NOT_APPLICABLE
+            found.append(_item(f"held:{lane}", state, f"{lane} waits: {reason}"))
+        return found
+
+
+def _item(name: str, state: ItemState, text: str, evidence: str = "") -> ChecklistItem:
+    return ChecklistItem(id=name, state=state, text=text, evidence=evidence)
