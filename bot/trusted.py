@@ -43,7 +43,8 @@ class Books:
     """What judges a change.
 
     `contracts` are the trusted ones, those of new ops, and in place of a trusted one the proposed
-    one where that promises everything the trusted one does, and more. `anchors` are the trusted
+    one where that promises everything the trusted one does, and more. `proposed` are all that the
+    change edits: by their names its own tree is called. `anchors` are the trusted
     ones, with what the change adds or lowers. `new_ops` and `removed` (of
     which the change takes the contract away) have digests; `faults` are of proposed contracts.
     """
@@ -52,6 +53,7 @@ class Books:
     source: str
     from_trusted: bool
     contracts: dict[str, Contract]
+    proposed: dict[str, Contract]
     anchors: dict[str, Anchors]
     edits: dict[str, list[Edit]]
     new_ops: dict[str, str]
@@ -96,6 +98,7 @@ def read_books(repository: Repository, change: Change, folder: Path | None, cach
         source=source,
         from_trusted=from_trusted,
         contracts={**new, **contracts, **stronger},
+        proposed=proposed,
         anchors=anchors,
         edits=dict(sorted(edits.items())),
         new_ops={op: contract.fingerprint for op, contract in sorted(new.items())},

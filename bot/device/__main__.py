@@ -63,6 +63,8 @@ def main() -> None:
     references = {reference: load(reference, tree) for reference in named}
     say("environment", environment(order).model_dump(mode="json"))
     pairs = _pairs(order)
+    for pair in pairs:
+        pair["head"].keywords = order["keywords"]
     targets, arms = [point.target for point in points], [a for pair in pairs for a in pair.values()]
     with ThreadPoolExecutor(len(arms)) as pool:
         for started in [pool.submit(arm.start, targets, order["start_timeout_s"]) for arm in arms]:

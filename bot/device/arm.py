@@ -182,8 +182,8 @@ def arena(call: Call, device: str, seeds: Sequence[str] = ("contiguous",)) -> Ar
 class Arm:
     """A worker at the other end of a socket; any answer but one known byte a call fails it.
 
-    `extra` goes with every order. `report`, `seconds`: what it says of the last call, and how long
-    it took to answer.
+    `extra` goes with every order, `keywords` (other names of arguments, by target) with the first.
+    `report`, `seconds`: what it says of the last call, and how long it took to answer.
 
     `replace` gives the socket of a fresh worker, or None where there will be none: a worker that
     hangs or dies costs the call that it did so in, and no other.
@@ -196,6 +196,7 @@ class Arm:
         self.timeout_s, self.replace = timeout_s, replace
         self.lost: Outcome | None = None
         self.extra: dict[str, Any] = {}
+        self.keywords: dict[str, dict[str, str | None]] = {}
         self.report, self.seconds = b"", 0.0
         self.targets: list[str] = []
         self.start_timeout_s = timeout_s
@@ -203,7 +204,7 @@ class Arm:
     def start(self, targets: list[str], timeout_s: float) -> None:
         """Have the worker import; one that cannot is lost for all cells."""
         self.targets, self.start_timeout_s = targets, timeout_s
-        self._send({"targets": targets}, None)
+        self._send({"targets": targets, "keywords": self.keywords}, None)
         if self.lost is None and self._answer(timeout_s) != READY:
             self.lost = self.lost or Outcome.PROTOCOL
         if self.lost is not None:

@@ -387,6 +387,7 @@ def main() -> None:
     runners: dict[str, Runner] = {
         n: Runner(n, socket.socket(fileno=order["arms"][n]), timeout_s) for n in ARMS
     }
+    runners["head"].keywords = order["keywords"]
     bench = Bench(
         rows, runners, order["device"], quads=order["quads"], references=references, show=say
     )

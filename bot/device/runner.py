@@ -45,6 +45,7 @@ class Runner:
         self.channel = orders
         self.shared: mmap.mmap | None = None
         self.blobs: set[str] = set()
+        self.keywords: dict[str, dict[str, str | None]] = {}
 
     def restart(self, targets: Sequence[str]) -> None:
         """Ask for a new process that imports the code under test; `wait_start` for it."""
@@ -52,7 +53,7 @@ class Runner:
         self.channel, theirs = socket.socketpair()
         with theirs:
             self._send(self.orders, {"do": "restart"}, theirs.fileno())
-        self._send(self.channel, {"targets": list(targets)})
+        self._send(self.channel, {"targets": list(targets), "keywords": self.keywords})
 
     def wait_start(self, timeout_s: float) -> None:
         """Until it has imported."""

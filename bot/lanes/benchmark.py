@@ -16,7 +16,7 @@ from typing import Any
 from bot.change import Repository
 from bot.contract import Contract
 from bot.evidence import Evidence, RowEvidence
-from bot.lanes.job import ARMS, START_TIMEOUT_S, Progress
+from bot.lanes.job import ARMS, START_TIMEOUT_S, Keywords, Progress
 from bot.lanes.result import evidence_of, read_message, told
 from bot.lanes.session import Session
 from bot.model import Job, Plan
@@ -37,8 +37,9 @@ def run_benchmark(
     *,
     logs: Path,
     progress: Progress,
+    keywords: Keywords | None = None,
 ) -> Evidence:
-    """Evidence of a job; what the workers printed goes to files in `logs`."""
+    """As for a job of any kind; see `run_job`."""
     lane, began = policy.lanes[job.lane], time.monotonic()
     lines = list[dict[str, Any]]()
     with Session(repository, lane, evidence=logs.parent) as session:
@@ -55,6 +56,7 @@ def run_benchmark(
                 "interpreter": lane.interpreter,
                 "call_timeout_s": lane.call_timeout_s,
                 "start_timeout_s": START_TIMEOUT_S,
+                "keywords": keywords or {},
                 "restarts": RESTARTS,
                 "quads": QUADS,
             }

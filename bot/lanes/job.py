@@ -11,7 +11,7 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ from bot.model import Job, Plan
 from bot.plan import find_cells
 from bot.policy import Lane, Policy
 
-__all__ = ["ARMS", "START_TIMEOUT_S", "Progress", "count_pairs", "run_job"]
+__all__ = ["ARMS", "START_TIMEOUT_S", "Keywords", "Progress", "count_pairs", "run_job"]
 
 START_TIMEOUT_S = 120
 ARMS = ("base", "head")
 # Workers of one arm: a fresh one costs seconds, and on an accelerator half a gigabyte.
 MOST_PAIRS, CELLS_A_PAIR = 4, 16
 Progress = Callable[[str], None]
+Keywords = Mapping[str, Mapping[str, str | None]]
 
 
 def run_job(
@@ -43,10 +44,12 @@ def run_job(
     *,
     logs: Path,
     progress: Progress,
+    keywords: Keywords | None = None,
     seed: int | None = None,
 ) -> Evidence:
     """Evidence of a job; what the workers printed goes to files in `logs`.
 
+    `keywords`: what head calls the arguments of a target, where that differs from the contract.
     `seed`: the only draw of each cell, in place of a public and a secret one.
     """
     lane = policy.lanes[job.lane]
@@ -59,7 +62,8 @@ def run_job(
             for name, commit in zip(names, (plan.merge_base, plan.head), strict=True):
                 session.export(name, commit, policy.source_roots, confined=True)
         try:
-            order = _order(session, policy, contract, job) | {"plan": plan.hash}
+            order = _order(session, policy, contract, job)
+            order |= {"plan": plan.hash, "keywords": keywords or {}}
             order |= {} if seed is None else {"seed": seed}
             if job.lane.startswith("configs:"):
                 counted = most_configurations(session.trees["head"])

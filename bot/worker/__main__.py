@@ -12,14 +12,13 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bot.model import Outcome
-from bot.tree import TreeFinder, load
+from bot.tree import TreeFinder
 from bot.wire import ANSWERS, READY, receive
 from bot.worker.calls import Refused, perform
+from bot.worker.targets import functions
 
 _LETTERS = {outcome: letter for letter, outcome in ANSWERS.items()}
 
@@ -30,7 +29,7 @@ def main() -> None:
     tree = Path(sys.argv[2]).resolve()
     sys.meta_path.insert(0, TreeFinder(tree, sys.argv[3].split(",")))
     order, _ = receive(channel)
-    functions = {target: _load(target, tree) for target in order["targets"]}
+    known = functions(order, tree)
     channel.sendall(READY)
     while True:
         order, (fd, *_) = receive(channel)
@@ -38,7 +37,7 @@ def main() -> None:
         os.close(fd)
         outcome = Outcome.RAN
         try:
-            perform(functions[order["target"]], order, memory)
+            perform(known[order["target"]], order, memory)
         except Refused as error:
             traceback.print_exc()
             outcome = error.outcome
@@ -47,19 +46,6 @@ def main() -> None:
             outcome = Outcome.RAISED
         sys.stderr.flush()
         channel.sendall(_LETTERS[outcome])
-
-
-def _load(target: str, tree: Path) -> Callable[..., Any]:
-    """One target that is not there (an entry point newer than this tree) does not stop the rest."""
-    try:
-        return load(target, tree)
-    except Exception as error:  # noqa: BLE001  # importing runs code of the tree under test
-        reason = error
-
-    def absent(**_: Any) -> None:
-        raise reason
-
-    return absent
 
 
 if __name__ == "__main__":

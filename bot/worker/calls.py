@@ -91,8 +91,8 @@ def _repeat(
     inputs = _inputs(order, memory)
     cotangents = [_tensor(spec, memory, order) for spec in results["cotangents"]]
     with torch.inference_mode(order["inference"]), PoisonedAllocations() as allocations:
-        values = _outputs(function(**inputs, **order["plain"]), results["outputs"], inputs)
-        gradients = _gradients(values, cotangents, inputs, results["gradients"])
+        values = find_outputs(function(**inputs, **order["plain"]), results["outputs"], inputs)
+        gradients = find_gradients(values, cotangents, inputs, results["gradients"])
         _synchronize(order)
         allocations.check()
     written = [inputs[slot["name"]] for slot in results["written"]]
@@ -188,7 +188,7 @@ def _slot(spec: dict[str, Any], memory: mmap.mmap) -> torch.Tensor:
     return _flat(memory, spec["offset"], count, DTYPES[spec["dtype"]]).view(spec["shape"])
 
 
-def _outputs(
+def find_outputs(
     returned: Any, slots: list[dict[str, Any]], inputs: dict[str, torch.Tensor]
 ) -> list[torch.Tensor]:
     """The fresh tensors among the results; None and arguments stand where they are declared."""
@@ -223,7 +223,7 @@ def _shares(value: torch.Tensor, tensor: torch.Tensor) -> bool:
     return bool(value.numel() > 0 and own.data_ptr() == other.data_ptr())
 
 
-def _gradients(
+def find_gradients(
     values: list[torch.Tensor],
     cotangents: list[torch.Tensor],
     inputs: dict[str, torch.Tensor],

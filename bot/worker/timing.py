@@ -28,7 +28,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,10 @@ import torch
 
 from bot.lanes.processes import below, die_with_parent, kill_all, make_subreaper
 from bot.model import Outcome
-from bot.tree import TreeFinder, load
+from bot.tree import TreeFinder
 from bot.wire import ANSWERS, DONE, POISON, READY, TORCH_NAMES, receive
-from bot.worker.calls import Refused
-from bot.worker.calls import _gradients as find_gradients
-from bot.worker.calls import _outputs as find_outputs
+from bot.worker.calls import Refused, find_gradients, find_outputs
+from bot.worker.targets import Function, functions
 
 __all__ = ["main", "serve"]
 
@@ -50,7 +49,6 @@ _LETTERS = {outcome: letter for letter, outcome in ANSWERS.items()}
 _GROUPS = ("outputs", "written", "gradients")
 WARM_CALLS = 2
 SPIN_S = 0.003 if (os.cpu_count() or 1) >= 4 else 0.0
-Function = Callable[..., Any]
 Spec = dict[str, Any]
 
 
@@ -81,22 +79,9 @@ def serve(channel: socket.socket, tree: Path, roots: Sequence[str]) -> None:
     """Import the code under test, then obey orders until the channel closes."""
     sys.meta_path.insert(0, TreeFinder(tree, roots))
     order, _ = receive(channel)
-    functions = {target: _load(target, tree) for target in order["targets"]}
+    known = functions(order, tree)
     channel.sendall(READY)
-    obey(channel, functions)
-
-
-def _load(target: str, tree: Path) -> Function:
-    """A target that is not there (an entry point newer than this tree) fails when it is called."""
-    try:
-        return load(target, tree)
-    except Exception as error:  # noqa: BLE001  # importing runs code of the tree under test
-        reason = error
-
-    def absent(**_: Any) -> None:
-        raise reason
-
-    return absent
+    obey(channel, known)
 
 
 def obey(channel: socket.socket, functions: dict[str, Function]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from bot.contract import Compatibility, EntryPoint
 from bot.kernels import Sources
-from bot.signature import signature_faults
+from bot.signature import keywords, signature_faults
 
 PROMISED = "x, y, eps=1e-6, *, scale=None"
 
@@ -61,3 +61,13 @@ def test_any_default_may_be_promised() -> None:
 def test_function_that_is_gone_is_named() -> None:
     assert faults(PROMISED, target="pkg:g") == "there is no pkg:g"
     assert faults(PROMISED, target="nopkg:f") == "there is no nopkg:f"
+
+
+def test_arguments_that_a_later_contract_calls_otherwise() -> None:
+    def point(**args: dict[str, object]) -> EntryPoint:
+        return EntryPoint(target="pkg:f", args=args, open=["reference"])  # type: ignore[arg-type]
+
+    old = point(x={"dims": ["N"]}, eps={"value": 1.0}, on={"value": True})
+    new = point(x={"dims": ["N"]}, epsilon={"value": 1.0}, extra={"value": None})
+    assert keywords(old, new) == {"eps": "epsilon", "on": None}
+    assert keywords(old, old) == {}

@@ -16,13 +16,22 @@ from bot.run import run_plan
 from tests.conftest import ROOT, Workbench
 
 KERNEL = "fla/modules/l2norm.py"
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Run(Protocol):
-    """Append code to the kernel file, and text to others; run the lane; return the report."""
+    """Append code to the kernel file, and text to others; run the lane; return the report.
+
+    `replaced`: files that become something else as a whole.
+    """
 
     def __call__(
-        self, code: str, files: Mapping[str, str] = ..., *, call_timeout_s: int = ...
+        self,
+        code: str,
+        files: Mapping[str, str] = ...,
+        *,
+        call_timeout_s: int = ...,
+        replaced: Mapping[str, str] = ...,
     ) -> Report: ...
 
 
@@ -44,7 +53,11 @@ def run(kernels: Workbench) -> Run:
     text = (ROOT / KERNEL).read_text()
 
     def hostile(
-        code: str, files: Mapping[str, str] = MappingProxyType({}), *, call_timeout_s: int = 60
+        code: str,
+        files: Mapping[str, str] = NONE,
+        *,
+        call_timeout_s: int = 60,
+        replaced: Mapping[str, str] = NONE,
     ) -> Report:
         # Honest calls take as long as a busy machine makes them; only what hangs is cut short.
         policy = (kernels.path / "contracts/policy.yaml").read_text()  # a test may have edited it
@@ -53,6 +66,7 @@ def run(kernels: Workbench) -> Run:
         paths = {name: kernels.path / name for name in files}
         old = {name: path.read_text() if path.exists() else "" for name, path in paths.items()}
         changed = {name: old[name] + new for name, new in files.items()}
+        changed |= replaced
         kernels.commit({KERNEL: f"{text}\n\n{code}\n"} | changed, branch="hostile")
         with Repository(kernels.path) as repository:
             request = Request("main", "hostile")

@@ -213,3 +213,17 @@ def test_wrong_change_is_red_in_every_pair(name: str, run: Run) -> None:
     failed = [row for row in run(code).rows if row.verdict is Verdict.FAIL]
     assert len(failed) >= 4
     assert {row.reason.split(":")[0] for row in failed} == {reason}
+
+
+def test_head_is_called_by_the_names_of_its_own_contract(run: Run, kernels: Workbench) -> None:
+    """A person must accept the other name; what is measured is not red for it.
+
+    (Here the tree has a function of the old names, too, and stays red for that.)
+    """
+    code = "_honest = l2norm\ndef l2norm(x, epsilon=1e-6):\n    return _honest(x, epsilon)"
+    contract = (kernels.path / "contracts/l2norm.yaml").read_text()
+    renamed = contract.replace("      eps: {value: eps}", "      epsilon: {value: eps}")
+    renamed = renamed.replace('when: "eps ', 'when: "epsilon ')
+    report = run(code, replaced={"contracts/l2norm.yaml": renamed})
+    judged = [row for row in report.rows if row.lane == "interpret:cpu"]
+    assert {row.verdict for row in judged} == {Verdict.PASS}, [row.reason for row in judged]
