@@ -24,6 +24,7 @@ MAX_BYTES = 32 << 20
 # An error may be too large for a float; it is then written as this, never as NaN or infinity.
 HUGE = 1e300
 Figure = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=80)]
 Text = Annotated[str, Field(max_length=2000)]
 CellId = Annotated[str, Field(max_length=400)]
@@ -217,6 +218,8 @@ class RowEvidence(Strict):
 
     `calls`: slots, each with inputs and results of its own. `launches`: how often a block runs all
     of them. `null_ms`: what an empty block takes. `fault`: the arm that failed, and how.
+    `earlier`: log ratios of restarts that a publisher remembers of a run that proved nothing; what
+    a lane writes there does not count.
     """
 
     row: CellId
@@ -226,6 +229,7 @@ class RowEvidence(Strict):
     launches: Annotated[int, Field(ge=0)] = 0
     null_ms: Figure = 0.0
     restarts: list[Restart] = []
+    earlier: list[Ratio] = []
     audits: list[Audit] = []
     fault: Annotated[str, Field(max_length=400)] = ""
     bytes: Figure = 0.0

@@ -228,7 +228,11 @@ class Waiver(Strict):
 
 
 class LaneResult(Strict):
-    """What one run of a lane came to, as its publisher judged it. `keys`: by job."""
+    """What one run of a lane came to, as its publisher judged it.
+
+    `keys`: by job. `samples`: log ratios of benchmark rows that are not proven, all that were
+    measured so far, by job key, row and machine: who asks until it passes is held to all of them.
+    """
 
     row: str
     run: int
@@ -236,6 +240,7 @@ class LaneResult(Strict):
     note: str
     keys: dict[str, str]
     rows: list[Row]
+    samples: dict[str, list[float]] = {}
 
 
 class Reply(Strict):

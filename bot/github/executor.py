@@ -9,6 +9,7 @@ and judges the evidence of its own run anew, from its figures.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from bot import evidence as evidence_file
 from bot.anchors import Anchors, strictest
 from bot.contract import Contract
 from bot.errors import UserError
-from bot.evidence import Evidence
+from bot.evidence import Evidence, RowEvidence
 from bot.github.case import Case, LaneResult, RowId, pack
 from bot.github.connection import GitHubError, NotFound
 from bot.github.ledger import View
@@ -29,7 +30,8 @@ from bot.github.reconcile import Reconciler
 from bot.github.records import Branch
 from bot.github.situation import GROUP, Entry
 from bot.judge import judge
-from bot.model import Row, Verdict, digest
+from bot.judge.benchmark import ratios
+from bot.model import Job, Row, Verdict, digest
 from bot.text import redact
 from bot.trusted import FOLDER
 
@@ -48,11 +50,12 @@ class Superseded(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A row that may run: the plan in the ledger and the row itself."""
+    """A row that may run: the plan in the ledger, the row itself, and all runs of the head."""
 
     row: RowId
     case: Case
     entry: Entry
+    runs: Sequence[Entry]
 
 
 def _ticket(row: RowId, view: View) -> Ticket:
@@ -72,7 +75,7 @@ def _ticket(row: RowId, view: View) -> Ticket:
         raise UserError("the ledger has no such row")
     if row.lane not in case.planned_lanes():
         raise UserError(f"the plan has no lane {row.lane}")
-    return Ticket(row, case, entry)
+    return Ticket(row, case, entry, view.entries)
 
 
 def check(reconciler: Reconciler, text: str, run: int) -> Ticket:
@@ -201,7 +204,8 @@ def judge_lane(reconciler: Reconciler, found: Ticket, run: int, folder: Path) ->
     case, row = found.case, found.row
     jobs = [job for job in case.report.plan.jobs if job.lane == row.lane]
     plan = case.report.plan.model_copy(update={"jobs": jobs})
-    evidence = {job.id: _evidence(folder, job.id) for job in jobs}
+    samples = {k: v for e in found.runs if e.result for k, v in e.result.samples.items()}
+    evidence = {job.id: _pooled(job, _evidence(folder, job.id), samples) for job in jobs}
     contracts = {job.op: _contract(reconciler, case, job.op) for job in jobs if job.op != "tests"}
     anchors = {op: _anchors(reconciler, case, op) for op in contracts if op in case.anchors}
     rows = [_cleaned(item) for item in judge(plan, case.policy, contracts, evidence, anchors)]
@@ -216,8 +220,40 @@ def judge_lane(reconciler: Reconciler, found: Ticket, run: int, folder: Path) ->
             note=f"{note}; {bad[0].reason}"[:300] if bad else note,
             keys={job.id: job.key for job in jobs},
             rows=rows,
+            samples=_samples(jobs, evidence, rows),
         )
     )
+
+
+def _sample(job: Job, evidence: Evidence, row: RowEvidence) -> str:
+    return f"{job.key} {row.row} {digest(list(evidence.environment.fingerprint))}"
+
+
+def _pooled(
+    job: Job, evidence: Evidence | str | None, samples: Mapping[str, list[float]]
+) -> Evidence | str | None:
+    """Evidence with what earlier runs measured of its rows on equal machines."""
+    if not isinstance(evidence, Evidence):
+        return evidence
+    rows = [
+        row.model_copy(update={"earlier": samples.get(_sample(job, evidence, row), [])})
+        for row in evidence.rows
+    ]
+    return evidence.model_copy(update={"rows": rows})
+
+
+def _samples(
+    jobs: Sequence[Job], evidence: Mapping[str, Evidence | str | None], rows: Sequence[Row]
+) -> dict[str, list[float]]:
+    """What the next run adds to."""
+    left = {(row.job, row.cell) for row in rows if row.verdict is Verdict.NOT_PROVEN}
+    return {
+        _sample(job, found, row): [round(ratio, 6) for ratio in ratios(row)]
+        for job in jobs
+        if isinstance(found := evidence[job.id], Evidence)
+        for row in found.rows
+        if (job.id, row.row) in left
+    }
 
 
 def _evidence(folder: Path, job: str) -> Evidence | str | None:

@@ -18,7 +18,7 @@ from bot.model import Job, Outcome, Verdict
 from bot.policy import Margins, Policy
 from bot.statistics import Interval, interval, log_ratio
 
-__all__ = ["Speed", "judge", "speed"]
+__all__ = ["Speed", "judge", "ratios", "speed"]
 
 LEVEL = 0.95
 FEWEST_RESTARTS = 3
@@ -80,9 +80,14 @@ def speed(row: RowEvidence) -> Speed | None:
     whole = [restart for restart in row.restarts if _is_whole(restart)]
     if not whole:
         return None
-    ratios = [log_ratio(restart.base, restart.head) for restart in whole]
     times = [median(t for r in whole for t in getattr(r, arm)) for arm in ("base", "head")]
-    return Speed(times[0], times[1], interval(ratios, LEVEL))
+    return Speed(times[0], times[1], interval(ratios(row), LEVEL))
+
+
+def ratios(row: RowEvidence) -> list[float]:
+    """Log head/base of each complete restart, those of earlier runs first."""
+    whole = (restart for restart in row.restarts if _is_whole(restart))
+    return [*row.earlier, *(log_ratio(restart.base, restart.head) for restart in whole)]
 
 
 def _is_whole(restart: Restart) -> bool:

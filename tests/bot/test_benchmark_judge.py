@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from bot.evidence import Audit, Costs, Restart, RowEvidence
-from bot.judge.benchmark import speed
+from bot.judge.benchmark import ratios, speed
 from bot.model import Verdict
 from tests.conftest import ROOT
 from tests.gaming.bench import CONTRACT, evidence, verdicts
@@ -74,6 +74,12 @@ def test_interval_decides(ratio: float, verdict: Verdict, word: str) -> None:
     got, reason = said(row(pairs(ratio)))
     assert got is verdict
     assert word in reason
+
+
+def test_what_an_earlier_run_measured_counts_too() -> None:
+    slow, fast = row(pairs(1.012)), row(pairs(1.0))
+    assert said(fast)[0] is Verdict.PASS
+    assert said(fast.model_copy(update={"earlier": ratios(slow)}))[0] is Verdict.NOT_PROVEN
 
 
 def test_line_of_a_row_reads_well() -> None:
