@@ -181,7 +181,7 @@ def main() -> None:
         "contract": contract.model_dump(mode="json", by_alias=True), "roots": ["fla"],
         "trusted_tree": str(plain), "device": "cuda", "interpreter": False, "protections": [],
         "call_timeout_s": 180, "start_timeout_s": 120, "restarts": options.restarts,
-        "quads": options.quads,
+        "quads": options.quads, "keywords": {},
     }  # fmt: skip
     slow_rows = [variant(share)[0] for share in options.slow]
     slow = folder / "slow"
