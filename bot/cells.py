@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -149,9 +150,37 @@ def _cells(point: EntryPoint, name: str) -> tuple[Cell, ...]:
     if not point.axes:
         return ()
     rows = [_listed(point, row) for row in [{}, *point.listed]]
-    rows += _pairwise(point)
-    unique = {tuple(row.items()): Cell(name, tuple(row.items())) for row in rows}
-    return tuple(cell for cell in unique.values() if _allowed(point, dict(cell.values)))
+    rows = [row for row in (*rows, *_pairwise(point)) if _allowed(point, row)]
+    rows += _seen_again(point, rows)
+    return tuple({tuple(row.items()): Cell(name, tuple(row.items())) for row in rows}.values())
+
+
+def _seen_again(point: EntryPoint, rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Pairs that stand only beside an input of zeros, once more beside another.
+
+    Where a factor of everything is zero, a wrong kernel is as right as any.
+    """
+    blind = {
+        (axis, value)
+        for axis, spec in point.axes.items()
+        for value, chosen in spec.values.items()
+        if "zeros" in chosen.set.values()
+    }
+    found = list[dict[str, str]]()
+    shown = {p for row in rows if not blind & row.items() for p in combinations(row.items(), 2)}
+    for row in (row for row in rows if blind & row.items()):
+        choices = [
+            [v for v in spec.values if (axis, v) not in blind]
+            if (axis, row[axis]) in blind
+            else [row[axis]]
+            for axis, spec in point.axes.items()
+        ]
+        others = (dict(zip(point.axes, chosen, strict=True)) for chosen in product(*choices))
+        other = next((o for o in others if _allowed(point, o)), None)
+        if other and not shown.issuperset(combinations(other.items(), 2)):
+            found.append(other)
+            shown |= set(combinations(other.items(), 2))
+    return found
 
 
 def complete(contract: Contract, entry_point: str, partial: Mapping[str, str]) -> Cell | None:

@@ -9,6 +9,7 @@ import pytest
 from bot.cells import TensorView, axis_values, call, cells, fits_lane
 from bot.contract import Contract, load
 from bot.errors import UserError
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -68,3 +69,20 @@ def test_lane_excludes_by_axis_value(contract: Contract) -> None:
     excludes = {'dtype == "bf16"': "no", 'gate == "other contract"': "never"}
     assert fits_lane(by_dtype["bf16"], excludes) == "no"
     assert fits_lane(by_dtype["fp32"], excludes) is None
+
+
+def test_no_pair_is_covered_by_zeros_alone() -> None:
+    """A wrong gradient of zeros is zero, too: such a cell stands for nothing but itself."""
+    path = ROOT / "contracts/l2norm.yaml"
+    found = [dict(cell.values) for cell in cells(load(path.read_bytes(), "l2norm.yaml"), "l2norm")]
+    assert any(row["values"] == "zeros" and row["direction"] == "backward" for row in found)
+    pairs, seen = (
+        {
+            pair
+            for row in rows
+            for pair in combinations(row.items(), 2)
+            if ("values", "zeros") not in pair
+        }
+        for rows in (found, [row for row in found if row["values"] != "zeros"])
+    )
+    assert pairs == seen
