@@ -438,12 +438,15 @@ def _tell(done: Done) -> int:
         print("\n  ".join(filter(None, (text, advice))))
     for path in done.written:
         print(f"evidence: {path}")
-    for name in done.kept:
-        print(f"{name}: settled for this head; not run again")
+    for name, said in done.results.items():
+        again = " (settled for this head; not run again)" if name in done.kept else ""
+        print(f"{name}: {said}{again}")
     for name, reason in done.failed.items():
         print(f"fla-bot: infra: {name}: {printable(reason)}", file=sys.stderr)
     if not (done.written or done.kept or done.failed):
         print("no job of the plan belongs to these lanes; nothing was run")
+    elif done.results:
+        print("Next: run `fla-bot judge` for the verdict and what to do")
     return EXIT_INFRA if done.failed else EXIT_OK
 
 

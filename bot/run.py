@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +20,7 @@ from bot.lanes.benchmark import run_benchmark
 from bot.lanes.job import Progress, run_job
 from bot.lanes.protection import advice, sentence
 from bot.lanes.tests import run_tests
-from bot.model import Job, Plan, Verdict
+from bot.model import Job, Plan, Row, Verdict
 from bot.signature import keywords
 from bot.trusted import Books
 
@@ -29,12 +31,14 @@ __all__ = ["Done", "run_cells", "run_plan"]
 class Done:
     """What a run did: files written, jobs that had evidence, jobs that failed.
 
+    `results`: how many cells of a job pass, fail and so on, as `judge` says it in full.
     `sandboxes`: what held code under test, and how to get something stronger, if anything.
     """
 
     written: list[Path] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
     sandboxes: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,6 +69,7 @@ def run_plan(
         rest = job.cells if old is None else _open_cells(analysis, job, old)
         if old is not None and not rest:
             done.kept.append(job.id)
+            done.results[job.id] = _tally(_rows(analysis, job, old))
             continue
         try:
             part = job.model_copy(update={"cells": rest})
@@ -76,6 +81,7 @@ def run_plan(
                 found = _run(repository, analysis, job, folder, progress)
             done.written.append(evidence.write(folder, found))
             done.sandboxes[sentence(found.environment)] = advice(found.environment)
+            done.results[job.id] = _tally(_rows(analysis, job, found))
         except (InfraError, OSError) as error:
             done.failed[job.id] = str(error)
     return done
@@ -128,14 +134,22 @@ def _earlier(folder: Path, planned: Plan, job: Job) -> Evidence | None:
     return found if same and set(named) <= set(job.cells) else None
 
 
+def _rows(analysis: Analysis, job: Job, found: Evidence) -> list[Row]:
+    books, part = analysis.books, analysis.plan.model_copy(update={"jobs": [job]})
+    return judge(part, books.policy, books.contracts, {job.id: found}, books.anchors)
+
+
+def _tally(rows: Sequence[Row]) -> str:
+    counts = Counter(row.verdict for row in rows)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+
+
 def _open_cells(analysis: Analysis, job: Job, old: Evidence) -> list[str]:
     """Cells that neither passed nor failed; a fail stays, so that nothing is tried until it passes.
 
     All of them where something is open that is said of the job as a whole.
     """
-    books = analysis.books
-    part = analysis.plan.model_copy(update={"jobs": [job]})
-    rows = judge(part, books.policy, books.contracts, {job.id: old}, books.anchors)
+    rows = _rows(analysis, job, old)
     settled = {row.cell for row in rows if row.verdict in (Verdict.PASS, Verdict.FAIL)}
     failed = any(row.verdict is Verdict.FAIL for row in rows)
     if job.lane.startswith("tests:"):

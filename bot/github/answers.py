@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from bot.github.approvals import Said, edited, said
 from bot.github.case import Case, Reply, RowId, Standing
 from bot.github.lanes import Lanes
+from bot.github.operate import is_queued
 from bot.github.situation import Answer, Reaction, Situation
 
 __all__ = ["Answers", "told", "unanswered", "without_plan"]
@@ -37,7 +38,8 @@ def told(now: Situation, standing: Standing, answers: Collection[Answer], title:
         if item.text
     ]
     # Who is answered again after a job died is not told twice.
-    kept = [item for item in standing.replies if item not in new]
+    again = {item.comment for item in new}
+    kept = [item for item in standing.replies if item.comment not in again]
     update = {
         "answered": max([now.answered, *done]),
         "replies": [*kept, *new][-MAX_REPLIES:],
@@ -87,6 +89,8 @@ class Answers:
         self.now, self.pull, self.case = now, now.pull, case
         self.heard, self.lanes = heard, lanes
         self.given: list[Answer] = []
+        self._ordered: list[tuple[Said, list[RowId]]] = []
+        self._waits: set[int] = set()  # comments with an order whose time has not come
         self._since = now.standing.since if now.standing else now.now
 
     def _say(self, item: Said, reaction: Reaction, text: str) -> None:
@@ -94,16 +98,17 @@ class Answers:
 
     # Orders.
 
-    def orders(self) -> Iterator[RowId]:
+    def orders(self) -> list[RowId]:
         """Rows that people ask for; each command is carried out once."""
         for item in unanswered(self.now, self.heard):
             kind = item.command.kind
             if kind == "cancel":
                 self._cancel(item)
             elif kind in ("run", "rerun"):
-                yield from self._order(item)
+                self._order(item)
+        return [row for _, rows in self._ordered for row in rows]
 
-    def _order(self, item: Said) -> Iterator[RowId]:
+    def _order(self, item: Said) -> None:
         case, lanes = self.case, self.case.planned_lanes()
         lane, op = item.command.arguments if item.command.kind == "run" else ("", "")
         if refusal := self._cannot_order(item):
@@ -115,15 +120,43 @@ class Answers:
         if op and op not in {job.op for job in case.report.plan.jobs if job.lane == lane}:
             self._say(item, "-1", f"the plan has no job for {op} on {lane}")
             return
-        wanted = [name for name in lanes if lane in ("", name)]
-        due = [name for name in wanted if self.lanes.may_run_again(name)]
+        head = self.pull.head.sha
+        wanted = [
+            RowId(self.pull.number, head, case.plan, name, item.comment.id)
+            for name in lanes
+            if lane in ("", name)
+        ]
+        # Some of it may have been carried out already, and the rest had to wait.
+        known = {entry.id for entry in self.lanes.entries}
+        due = [row for row in wanted if row in known or self.lanes.may_run_again(row.lane)]
         if not due:
             text = "nothing to run again: only what was lost or not proven is, a fail stays a fail"
             self._say(item, "-1", text)
             return
-        self._say(item, "+1", f"runs {', '.join(due)}")
-        for name in due:
-            yield RowId(self.pull.number, self.pull.head.sha, case.plan, name, item.comment.id)
+        self._ordered.append((item, due))
+
+    def started(self, back: Mapping[str, str]) -> None:
+        """Answers to orders, now that their rows are open or held back, and why.
+
+        What is only queued is not answered: the order is found again the next time.
+        """
+        open_ = {e.id.lane for e in self.lanes.entries if e.result is None}
+        known = {entry.id for entry in self.lanes.entries}
+        for item, rows in self._ordered:
+            runs = [row.lane for row in rows if row in known or row.lane in open_]
+            held = [row.lane for row in rows if row.lane not in runs]
+            why = {lane: back.get(lane, f"FLA_BOT is {self.now.mode}") for lane in held}
+            if any(is_queued(reason) for reason in why.values()):
+                self._waits.add(item.comment.id)
+                continue
+            text = "; ".join(f"{lane} does not run: {reason}" for lane, reason in why.items())
+            if runs:
+                text = "; ".join([f"runs {', '.join(runs)}", *([text] if text else [])])
+            self._say(item, "+1" if runs else "-1", text)
+
+    def done(self) -> list[Answer]:
+        """All answers; whoever still waits for one of a comment's commands gets none for it yet."""
+        return [answer for answer in self.given if answer.comment not in self._waits]
 
     def _cannot_order(self, item: Said) -> str:
         if item.comment.created_at < self._since:
@@ -144,6 +177,10 @@ class Answers:
             self._say(item, "-1", refusal)
             return
         self._say(item, "+1", "")
+        # An order that still waits is taken back, too.
+        for earlier, _ in self._ordered:
+            self._say(earlier, "-1", f"cancelled by {item.login}")
+        self._ordered.clear()
         for i, entry in enumerate(self.lanes.entries):
             if entry.result is None and entry.posted <= item.comment.created_at:
                 self.lanes.entries[i] = self.lanes.close(entry, f"cancelled by {item.login}")

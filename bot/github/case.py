@@ -41,7 +41,8 @@ _ROW = re.compile(
 class RowId:
     """One run of one lane for one plan; what the executor gets as its only input.
 
-    `nonce` is 0 for the run that an approval starts, else the id of the comment that asked for it:
+    `nonce` is 0 for the run that an approval starts, else the id of the comment that asked for it,
+    or a small number where one is started anew that was ended as nobody wanted it:
     asking again for the same row finds the same row.
     """
 
@@ -258,7 +259,9 @@ class Standing(Strict):
     reaper saw it first; `pushers`: those of earlier heads, as far as they are known. Grants and
     waivers are recorded as they were first seen, if they counted then, and count only as long as
     their comments do. `void`: the plan here does not hold any more, whatever becomes of its
-    reasons; only a new one does. `planning`: since when that is awaited. `answered`: all commands
+    reasons; only a new one does. `planning`: since when that is awaited. `fault`: why there is
+    none, `fault_since` when jobs began to meet trouble, `fault_books` what judged at the base then.
+    `answered`: all commands
     up to this comment have their answers, of which `replies` are the newest. `untold`: why GitHub
     took no comment, reaction or body.
     """
@@ -272,6 +275,8 @@ class Standing(Strict):
     pusher: str = ""
     pushers: list[str] = []
     fault: str = ""
+    fault_since: datetime | None = None
+    fault_books: str = ""
     void: bool = False
     planning: datetime | None = None
     answered: int = 0

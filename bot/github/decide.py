@@ -15,7 +15,7 @@ from bot.github.answers import Answers, told, unanswered, without_plan
 from bot.github.approvals import Need, Said, acceptances, grants, said, waivers
 from bot.github.case import Case, Standing, Waiver
 from bot.github.combine import combine
-from bot.github.holding import beginning, in_force
+from bot.github.holding import beginning, in_force, may_heal
 from bot.github.lanes import Lanes, Permit, Runs, reused
 from bot.github.situation import Answer, Decision, Nothing, Plan, Situation
 from bot.model import ChecklistItem, CheckState, ItemState, Report, Row
@@ -25,6 +25,7 @@ from bot.words import judge_words
 __all__ = ["decide"]
 
 PLAN_WAIT = timedelta(hours=1)
+ANEW = "; type /fla-bot run"
 
 
 def decide(now: Situation) -> Decision:
@@ -48,10 +49,11 @@ def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) 
     standing = standing.model_copy(update={"grants": words, "reused": lanes.reused})
     lanes.tidy()
     answers = Answers(now, case, heard, lanes)
-    held_back = lanes.start([] if now.group else list(answers.orders()))
+    held_back = lanes.start([] if now.group else answers.orders())
     accepted = acceptances(case, heard, now.people)
     found, refused = _waivers(now, case, heard, standing)
     if now.group is None:
+        answers.started(held_back)
         answers.words(accepted, refused)
     rows = lanes.rows()
     waived = {
@@ -66,7 +68,7 @@ def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) 
         title = f"{title}: {report.next_step}"
     update = {"waivers": found, "case": case, "state": state, "title": title[:200]}
     standing = standing.model_copy(update=update)
-    return _finish(now, standing, lanes, report, answers.given, approved=permit)
+    return _finish(now, standing, lanes, report, answers.done(), approved=permit)
 
 
 def _waivers(
@@ -131,7 +133,8 @@ def _unplanned(now: Situation, standing: Standing, heard: list[Said]) -> Decisio
     asked = any(item.command.kind in ("run", "rerun") for item in unanswered(now, heard))
     # Nobody asks for another plan of a merge group: GitHub makes a new group.
     again = asked and not now.fault and bool(before) and now.group is None
-    fault = now.fault or ("" if again else before)
+    healed = old is not None and bool(before) and not now.fault and _heals(now, old)
+    fault = now.fault or ("" if again or healed else before)
     began = old.planning if old and old.planning else now.now
     late = not fault and now.now - began > PLAN_WAIT
     if (fault or again or late) and now.group is None:
@@ -140,15 +143,40 @@ def _unplanned(now: Situation, standing: Standing, heard: list[Said]) -> Decisio
     runs.cancel_other_heads()
     update: dict[str, object] = {"void": True}
     if fault:
-        title = f"Not ready: {fault}"[:200]
+        # What GitHub cuts off is not how to go on.
+        more = "" if now.group else ANEW
+        title = f"Not ready: {fault.removesuffix(ANEW)}"[: 200 - len(more)] + more
         update |= {"state": CheckState.FAILURE, "title": title, "fault": fault}
+        since = (old.fault_since if old else None) or now.now
+        update["fault_since"] = since if fault.startswith("infra:") else None
+        update["fault_books"] = _books(now, old)
     else:
         runs.steps.append(Plan())
         update["planning"] = began
+        # While the same trouble comes again its hour runs on; a person's word begins another.
+        update["fault_since"] = old.fault_since if old and not again else None
     if late:
         title = "infra: no plan was made; the planner is started again"
         update |= {"state": CheckState.FAILURE, "title": title}
     return _finish(now, standing.model_copy(update=update), runs, None, answers)
+
+
+def _heals(now: Situation, old: Standing) -> bool:
+    """Whether another plan is asked for though nobody says so."""
+    if now.group:
+        return False
+    if now.books is None:
+        raise Need("books")
+    return may_heal(old, now.books, now.now)
+
+
+def _books(now: Situation, old: Standing | None) -> str:
+    """What judged at the base when a fault was first seen."""
+    if now.group or (old and old.fault and not now.fault):
+        return old.fault_books if old else ""
+    if now.books is None:
+        raise Need("books")
+    return now.books
 
 
 def _closed(now: Situation, standing: Standing) -> Decision:
@@ -159,7 +187,8 @@ def _closed(now: Situation, standing: Standing) -> Decision:
     runs.cancel_all("the pull request is closed")
     green = old is not None and old.state is CheckState.SUCCESS and now.pull.merged_at is not None
     state = CheckState.SUCCESS if green else CheckState.FAILURE
-    kept = {"void": old.void, "fault": old.fault} if old else {}
+    names = ("void", "fault", "fault_since", "fault_books")
+    kept = {name: getattr(old, name) for name in names} if old else {}
     standing = standing.model_copy(update={"state": state, "title": "Closed", **kept})
     return _finish(now, standing, runs, None, [])
 

@@ -35,7 +35,7 @@ from bot.model import Job, Row, Verdict, digest
 from bot.text import redact
 from bot.trusted import FOLDER
 
-__all__ = ["Superseded", "Ticket", "check", "collect", "outputs"]
+__all__ = ["Outdated", "Superseded", "Ticket", "check", "collect", "outputs"]
 
 HOSTED = ["ubuntu-24.04"]
 AROUND_MIN = 30  # two locks of a host, which the wrapper waits for 10 minutes each, and set-up
@@ -46,6 +46,10 @@ ORDER = (Verdict.FAIL, Verdict.LOST, Verdict.NOT_COMPARABLE, Verdict.UNREACHED, 
 
 class Superseded(UserError):
     """What a run was started for is not wanted any more; nothing has failed."""
+
+
+class Outdated(Superseded):
+    """The plan is of another version of the bot than looks at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +98,14 @@ def check(reconciler: Reconciler, text: str, run: int) -> Ticket:
     if found.entry.result is not None:
         raise Superseded("the row is closed already")
     if found.case.code != reconciler.code:
-        raise Superseded("another version of the bot made this plan")
+        raise Outdated("another version of the bot made this plan")
     if reconciler.mode in ("no-dispatch", "off"):
-        raise UserError(f"FLA_BOT is {reconciler.mode}")
+        raise Superseded(f"FLA_BOT is {reconciler.mode}")
     decision = reader.decide()
     if decision.standing.void:
         raise Superseded("the plan in the ledger does not hold any more")
     if not decision.approved:
-        raise UserError(f"not approved: {decision.title}")
+        raise Superseded(f"not approved: {decision.title}")
     return found
 
 
@@ -155,7 +159,10 @@ def collect(
     try:
         found = _ticket(row, reader.view)
         if (gate, lane) == ("success", "skipped"):
-            result = _ended(row, run, "superseded before its lane began")
+            # What the gate saw is seen here, too: else the same run would be started for ever.
+            reconciler.check_books = True
+            if found.entry.result is None:
+                result = _ended(row, run, "superseded before its lane began")
         elif found.entry.result is None:
             result = _result(reconciler, found, run, folder, gate)
     except Superseded:

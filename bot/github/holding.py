@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from bot.github.approvals import Need
 from bot.github.case import Case, Standing
 from bot.github.situation import Situation
 from bot.model import CheckState
 
-__all__ = ["beginning", "in_force"]
+__all__ = ["beginning", "in_force", "may_heal"]
+
+HEALS = timedelta(hours=1)  # so long the reaper asks for a plan where a job met trouble
 
 
 def in_force(now: Situation) -> Case | None:
@@ -48,6 +52,14 @@ def _kept(now: Situation) -> Case | None:
         return None
     holds = _fits(now, old.case) and old.case.code == now.code and not now.moved
     return old.case if holds else None
+
+
+def may_heal(standing: Standing, books: str, now: datetime) -> bool:
+    """Whether a fault may be gone by itself: the base has other contracts, or a job met trouble."""
+    if standing.fault_books and standing.fault_books != books:
+        return True
+    since = standing.fault_since
+    return standing.fault.startswith("infra:") and since is not None and now - since < HEALS
 
 
 def beginning(now: Situation, case: Case | None) -> Standing:

@@ -19,7 +19,7 @@ from bot.github.connection import GITHUB, App, AppKey, Connection, Token, find_a
 from bot.github.doctor import APP_PERMISSIONS as PERMISSIONS
 from bot.github.doctor import command as examine
 from bot.github.events import read_event
-from bot.github.executor import Superseded, Ticket, check, collect, outputs
+from bot.github.executor import Outdated, Superseded, Ticket, check, collect, outputs
 from bot.github.operate import mode_of
 from bot.github.order import write_order
 from bot.github.planner import plan_event
@@ -171,10 +171,21 @@ def _output(environment: Mapping[str, str], values: Mapping[str, str]) -> None:
 
 
 def lane_check(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> int:
-    """`fla-bot github lane-check`: the same questions again, on the machine itself."""
-    found = _checked(arguments, environment)
+    """`fla-bot github lane-check`: the same questions again, on the machine itself.
+
+    `wanted` is put out, without which the job does nothing more.
+    """
+    try:
+        found = _checked(arguments, environment)
+    except Outdated:
+        raise  # `gate` took the plan: it is this machine that lags behind
+    except Superseded as error:
+        print("; ".join(map(str, error.faults)))  # noqa: T201
+        _output(environment, {"wanted": "no"})
+        return 0
     if arguments.out:
         write_order(arguments.out, found.case, found.row.lane)
+    _output(environment, {"wanted": "yes"})
     return 0
 
 

@@ -10,8 +10,8 @@ from functools import cached_property
 
 from bot.github.approvals import Need, approval
 from bot.github.case import Case, Grant, LaneResult, RowId, Standing
-from bot.github.operate import held
-from bot.github.rows import lane_rows
+from bot.github.operate import held, is_queued
+from bot.github.rows import is_superseded, lane_rows
 from bot.github.situation import GROUP, Cancel, Close, Entry, Open, Situation, Step
 from bot.model import ChecklistItem, ItemState, Row, Verdict
 
@@ -137,6 +137,7 @@ class Lanes(Runs):
     ) -> None:
         super().__init__(now)
         self.case, self.permit, self.reused = case, permit, reused
+        self._queued: dict[str, str] = {}  # lanes whose ordered run must wait, and why
 
     # Ending.
 
@@ -169,8 +170,18 @@ class Lanes(Runs):
         """The verdict rows of a lane, or of all."""
         lanes = [lane] if lane else self.case.planned_lanes()
         return [
-            row for name in lanes for row in lane_rows(self.case, name, self.entries, self.reused)
+            self._awaited(row)
+            for name in lanes
+            for row in lane_rows(self.case, name, self.entries, self.reused)
         ]
+
+    def _awaited(self, row: Row) -> Row:
+        """A row that another run is ordered for waits as if that was on its way."""
+        final = (Verdict.PASS, Verdict.FAIL, Verdict.WAIVED)
+        if row.lane not in self._queued or row.verdict in final:
+            return row
+        update = {"verdict": Verdict.WAITING, "reason": self._queued[row.lane]}
+        return row.model_copy(update=update)
 
     def may_run_again(self, lane: str) -> bool:
         """Whether a lane has something that only another run can prove."""
@@ -204,6 +215,8 @@ class Lanes(Runs):
             why = held(self.case, row, self.now.traffic, opened, self.now.now, ordered=ordered)
             if why:
                 back[row.lane] = why
+                if ordered and is_queued(why):
+                    self._queued[row.lane] = why
                 continue
             opened.append(row)
             self.steps.append(Open(row, written=False))
@@ -218,11 +231,21 @@ class Lanes(Runs):
             return []
         if group and not self.now.app:
             return []  # the statuses of a merge group hold no plan that a run could find
-        nonce = GROUP if group else 0
         return [
-            RowId(pull.number, pull.head.sha, case.plan, lane, nonce)
+            RowId(pull.number, pull.head.sha, case.plan, lane, self._nonce(lane))
             for lane in case.planned_lanes()
         ]
+
+    def _nonce(self, lane: str) -> int:
+        """What tells the row that nobody asks for from others; the next one if it was in vain.
+
+        Whoever else looks now comes to the same row.
+        """
+        if self.now.group:
+            return GROUP
+        if not any(e.id.plan == self.case.plan and e.id.lane == lane for e in self.entries):
+            return 0
+        return GROUP + sum(entry.id.lane == lane for entry in self.entries)
 
     def _is_lost_dispatch(self, entry: Entry) -> bool:
         """Whether a row was written and its run never came; the gate lets only one run go on."""
@@ -232,7 +255,8 @@ class Lanes(Runs):
 
     def _is_due(self, lane: str) -> bool:
         """Whether a lane has something that no row, and no result of an equal key, proves."""
-        if any(e.id.lane == lane and e.id.plan == self.case.plan for e in self.entries):
+        mine = [e for e in self.entries if e.id.lane == lane and e.id.plan == self.case.plan]
+        if any(e.result is None for e in mine) or (mine and not is_superseded(mine[-1])):
             return False
         return any(row.verdict is Verdict.WAITING for row in self.rows(lane))
 
@@ -264,8 +288,7 @@ class Lanes(Runs):
             state = ItemState.HUMAN if required else ItemState.NOT_APPLICABLE
             found.append(_item("mode", state, f"no job is started: FLA_BOT is {now.mode}"))
         for lane, reason in back.items():
-            later = reason.startswith("queue:")
-            state = ItemState.WAITING if later else ItemState.HUMAN
+            state = ItemState.WAITING if is_queued(reason) else ItemState.HUMAN
             state = state if case.is_required(lane) else ItemState.NOT_APPLICABLE
             found.append(_item(f"held:{lane}", state, f"{lane} waits: {reason}"))
         return found

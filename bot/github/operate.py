@@ -13,7 +13,9 @@ from bot.errors import UserError
 from bot.github.case import Case, RowId
 from bot.github.records import Run
 
-__all__ = ["EXECUTOR", "PLANNER", "LaneRun", "Mode", "Traffic", "held", "mode_of", "traffic"]
+__all__ = [
+    "EXECUTOR", "PLANNER", "LaneRun", "Mode", "Traffic", "held", "is_queued", "mode_of", "traffic",
+]  # fmt: skip
 
 Mode = Literal["on", "shadow", "no-dispatch", "off"]
 EXECUTOR, PLANNER = "fla-bot-executor.yml", "fla-bot.yml"
@@ -100,6 +102,11 @@ def held(
             f"/fla-bot run {row.lane}"
         )
     return ""
+
+
+def is_queued(reason: str) -> bool:
+    """Whether what holds a run back passes by itself."""
+    return reason.startswith("queue:")
 
 
 def _minutes(case: Case, row: RowId) -> int:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,7 +16,7 @@ from bot.github.events import Event
 from bot.github.reader import Hint
 from bot.github.reconcile import Reconciler
 from bot.github.records import Branch
-from bot.github.scope import Cases
+from bot.github.scope import Cases, Missing
 from bot.github.validate import validated
 
 __all__ = ["plan_event", "read_cases"]
@@ -58,12 +59,14 @@ def plan_event(
         return _groups(reconciler, found, environment)
     pull = event.pull_request
     number = pull.number if pull is not None else event.inputs_pr()
-    hint = _hint(reconciler, number, found, environment, closed=event.action == "closed")
-    if event.pull_request is not None and event.action in PUSHES:
+    shown = pull.head.sha if pull is not None else ""
+    hint = Hint()
+    if event.action != "closed":
+        hint = _hint(reconciler, number, shown, found, environment)
+    if pull is not None and event.action in PUSHES:
         person = event.sender is not None and event.sender.type == "User"
-        head = event.pull_request.head.sha
         who = sender if person else ""
-        hint = Hint(hint.fresh, hint.fault, who, pushed=head, before=event.before or "")
+        hint = replace(hint, pusher=who, pushed=shown, before=event.before or "")
     reconciler.reconcile(number, hint)
     return [number, *_groups(reconciler, found, environment)]
 
@@ -71,22 +74,21 @@ def plan_event(
 def _hint(
     reconciler: Reconciler,
     number: int,
+    head: str,
     found: Cases | str,
     environment: Mapping[str, str],
-    *,
-    closed: bool,
 ) -> Hint:
-    """The plan for a pull request's own head, or what is wrong."""
-    if closed:
-        return Hint()
+    """The plan for a pull request's own head, or what is wrong; `head`: as the event has it."""
     if isinstance(found, str):
         ended = environment.get("SCOPE_RESULT", "")
         words = f" (its job ended as {ended})" if ended not in ("", "success") else ""
-        return Hint(fault=f"{found}{words}; type /fla-bot run")
+        return Hint(fault=f"{found}{words}; type /fla-bot run", fault_of=head)
     mine = [case for case in found.cases if case.number == number and not case.group]
-    why = (item.fault for item in found.faults if item.number == number and not item.group)
     if not mine:
-        return Hint(fault=next(why, "infra: scope made no plan"))
+        for item in found.faults:
+            if item.number == number and not item.group:
+                return Hint(fault=item.fault, fault_of=item.head or head)
+        return Hint(fault="infra: scope made no plan", fault_of=head)
     return _checked(reconciler, mine[0], found, environment)
 
 
@@ -101,7 +103,8 @@ def _checked(
         return Hint(fresh=validated(reconciler, case, found.texts))
     except UserError as error:
         faults = "; ".join(map(str, error.faults))
-        return Hint(fault=f"infra: the plan of scope is wrong: {faults[:300]}")
+        words = f"infra: the plan of scope is wrong: {faults[:300]}"
+        return Hint(fault=words, fault_of=case.head)
 
 
 def _groups(
@@ -110,18 +113,17 @@ def _groups(
     """Merge groups among the plans: each gets its own check, if its branch is still there."""
     if isinstance(found, str):
         return []
-    planned = {(case.number, case.group): case for case in found.cases if case.group}
-    faults = {(item.number, item.group): item.fault for item in found.faults if item.group}
+    items: list[Case | Missing] = [*found.faults, *found.cases]
+    named = {(item.number, item.group): item for item in items if item.group}
     done = []
-    for number, name in {**planned, **faults}:
+    for (number, name), item in named.items():
         tip = reconciler.client.tip(name)
-        case = planned.get((number, name))
-        if not tip or (case is not None and case.head != tip):
+        if not tip or item.head != tip:
             continue  # gone, or built anew since
-        if case is None:
-            hint = Hint(fault=faults[number, name])
+        if isinstance(item, Case):
+            hint = _checked(reconciler, item, found, environment)
         else:
-            hint = _checked(reconciler, case, found, environment)
+            hint = Hint(fault=item.fault, fault_of=tip)
         reconciler.reconcile(number, hint, group=Branch(ref=name, sha=tip, repo=None))
         done.append(number)
     return done

@@ -11,20 +11,24 @@ from datetime import UTC, datetime, timedelta
 
 from bot.github.approvals import MAX_COMMITS, Need, People
 from bot.github.books import books_digest
-from bot.github.case import MAX_PACKED, Case, LaneResult, RowId, Standing, code_digest, pack
+from bot.github.case import MAX_PACKED, Case, LaneResult, Merged, RowId, Standing, code_digest, pack
 from bot.github.client import Client
 from bot.github.connection import NotFound, Refused
 from bot.github.decide import decide
-from bot.github.ledger import Ledger, View
+from bot.github.ledger import PREVIEW, READY, Ledger, Shown, View
 from bot.github.operate import EXECUTOR, Mode, traffic
 from bot.github.publish import marked_head, own_comments
 from bot.github.records import Branch, Pull, Run
 from bot.github.situation import Decision, Entry, Group, Nothing, Situation
+from bot.model import CheckState, digest
 
-__all__ = ["NO_HINT", "Bot", "Hint", "Reader"]
+__all__ = ["NO_HINT", "OPEN", "Bot", "Hint", "Reader", "is_waiting"]
 
 RECENT = timedelta(hours=36)
 MAX_PUSHERS = 50
+OPEN = ("queued", "in_progress", "pending")
+# How the title of a red check begins, whose plan is still asked for.
+UNPLANNED = "infra: no plan was made"
 FRESH_S = 3.0  # a text that was read longer ago is read again before it is replaced
 
 
@@ -32,11 +36,13 @@ FRESH_S = 3.0  # a text that was read longer ago is read again before it is repl
 class Hint:
     """What an event adds: a plan or why there is none, a lane's result.
 
-    `pusher`: who has pushed which head (`pushed`), and after which one (`before`).
+    `fault_of`: the head that the fault is of, empty where nobody knows. `pusher`: who has pushed
+    which head (`pushed`), and after which one (`before`).
     """
 
     fresh: Case | None = None
     fault: str = ""
+    fault_of: str = ""
     pusher: str = ""
     pushed: str = ""
     before: str = ""
@@ -44,6 +50,11 @@ class Hint:
 
 
 NO_HINT = Hint()
+
+
+def is_waiting(shown: Shown | None) -> bool:
+    """Whether what is shown of a merge group is not the last word on it."""
+    return shown is None or shown.state in OPEN or shown.title.startswith(UNPLANNED)
 
 
 class Bot:
@@ -122,6 +133,7 @@ class Reader:
         self.authors: frozenset[str] | None = None
         self.forged: tuple[str, ...] | None = tuple(self.view.forged) or None
         self.gated: bool | None = None
+        self.tip_books: str | None = None
         self.pulls: tuple[Pull, ...] | None = None
         self.reuse: tuple[LaneResult, ...] | None = None
         self.moved: bool | None = None
@@ -143,14 +155,18 @@ class Reader:
 
     def decide(self) -> Decision:
         """Decide, reading what is asked for until nothing is."""
-        fault = self.hint.fault
-        fresh = self.hint.fresh
+        fault, fresh = self._fault(), self.hint.fresh
         if self.group and self.group.sha == self.real.head.sha:
             raise Nothing  # a branch of the queue that merges nothing: the head is judged as such
+        standing = self.view.standings.get(self.number)
         if self.group and not self.owner.ledger.app and fresh is None and self.view.shown:
-            raise Nothing  # the statuses of a merge group hold no plan: what they say stands
+            if not is_waiting(self.view.shown.get(READY) or self.view.shown.get(PREVIEW)):
+                raise Nothing  # the statuses of a merge group hold no plan: what they say stands
+            standing = self._planned_since(self.group)
         if fresh is not None and len(pack(fresh)) > MAX_PACKED * 2 // 3:
-            fresh, fault = None, "the plan is too large to be kept: split the change"
+            if fresh.head == self.pull.head.sha:
+                fault = "the plan is too large to be kept: split the change"
+            fresh = None
         moved = self.hint.pushed and self.hint.pushed != self.pull.head.sha
         situation = Situation(
             now=self.now,
@@ -160,7 +176,7 @@ class Reader:
             code=self.owner.code,
             pull=self.pull,
             comments=tuple(self.comments),
-            standing=self.view.standings.get(self.number),
+            standing=standing,
             others=(),
             entries=tuple(self._entries()),
             traffic=traffic(self.all_runs(), self.us),
@@ -183,6 +199,7 @@ class Reader:
                 ),
                 people=People(dict(self.roles), self.authors),
                 gated=self.gated,
+                books=self.tip_books,
                 pulls=self.pulls,
                 reuse=self.reuse,
                 forged=self.forged,
@@ -193,6 +210,37 @@ class Reader:
             except Need as need:
                 self._load(need)
 
+    def _planned_since(self, group: Branch) -> Standing:
+        """How a merge group without an App stands while its plan is awaited, by its statuses.
+
+        Of the first of them: each may be written again, and its time with it.
+        """
+        times = [
+            status.created_at
+            for status in self.client.statuses(group.sha)
+            if status.creator and status.creator.login == self.us
+            if status.context in (READY, PREVIEW)
+        ]
+        began = min(times, default=self.now)
+        return Standing(
+            number=self.number,
+            base_ref=self.pull.base.ref,
+            gated=True,
+            state=CheckState.IN_PROGRESS,
+            title="Planning",
+            since=began,
+            planning=began,
+        )
+
+    def _fault(self) -> str:
+        """Why there is no plan, if that is said of this head; it may be an older job's word."""
+        hint, standing = self.hint, self.view.standings.get(self.number)
+        if hint.fault_of:
+            return hint.fault if hint.fault_of == self.pull.head.sha else ""
+        # Nobody knows of which head: a plan that holds is not given up for it.
+        holds = standing is not None and standing.case is not None and not standing.void
+        return "" if holds else hint.fault
+
     def _load(self, need: Need) -> None:
         if need.what == "role":
             self.roles[need.name] = self.client.role(need.name)
@@ -200,6 +248,8 @@ class Reader:
             self.authors = self._authors()
         elif need.what == "gated":
             self.gated = self.books() is not None
+        elif need.what == "books":
+            self.tip_books = self.books() or ""
         elif need.what == "pulls":
             self.pulls = tuple(self.client.open_pulls())
             self._read_others(self.pulls)
@@ -239,12 +289,24 @@ class Reader:
                     self.owner.ledger.unseal(self.view, comment.body)
 
     def _reuse(self) -> tuple[LaneResult, ...]:
-        """Results of the head before this one, which our comment names."""
+        """Results of the head before this one, or of the heads that a merge group merges."""
         if self.own_view is not None:
-            found = self.own_view.entries
-            return tuple(entry.result for entry in found if entry.result is not None)
-        found = self._of_earlier().entries
-        return tuple(entry.result for entry in found if entry.result is not None)
+            # What is ahead in the queue is in the group, and was measured on its own head.
+            views = [self.own_view, *(self._view_of(link) for link in self._ahead())]
+        else:
+            views = [self._of_earlier()]
+        found = (entry.result for view in views for entry in view.entries)
+        return tuple(result for result in found if result is not None)
+
+    def _ahead(self) -> list[Merged]:
+        """What a merge group merges beside its own pull request."""
+        standing = self.view.standings.get(self.number)
+        case = self.hint.fresh or (standing.case if standing else None)
+        return case.merges[1:] if self.group and case else []
+
+    def _view_of(self, link: Merged) -> View:
+        """The ledger of a head that is ahead in the queue."""
+        return self.owner.ledger.read(link.head, link.number, self.owner.stored(link.number))
 
     def _of_earlier(self) -> View:
         """The ledger of the head before this one."""
@@ -277,8 +339,18 @@ class Reader:
 
     def _authors(self) -> frozenset[str]:
         """Everybody with a hand in the head; `?` stands for those that GitHub does not list."""
-        pull, standing = self.pull, self.view.standings.get(self.number)
-        commits = self.client.commits(self.number)
+        # A merge group is pushed by the queue: its hands are those of what it merges.
+        found = self._hands(self.real, self.own_view or self.view)
+        found |= {self.hint.pusher, *self.pushers()}
+        for link in self._ahead():
+            pull = self.client.pull(link.number)
+            found |= self._hands(pull, self._view_of(link))
+            found |= set() if pull.head.sha == link.head else {"?"}
+        return frozenset(login.lower() for login in found - {""})
+
+    def _hands(self, pull: Pull, view: View) -> set[str]:
+        """Who wrote, committed or pushed a pull request's head, and who holds its fork."""
+        commits, standing = self.client.commits(pull.number), view.standings.get(pull.number)
         found = {
             account.login
             for commit in commits
@@ -292,10 +364,7 @@ class Reader:
         # A fork is a person's own; the branches of the repository are everybody's who may push.
         if head is not None and (base is None or head.id != base.id):
             found.add(head.full_name.partition("/")[0])
-        found |= {standing.pusher} if standing and standing.pusher else set()
-        found |= {self.hint.pusher} if self.hint.pusher else set()
-        found |= set(self.pushers())
-        return frozenset(login.lower() for login in found)
+        return found | ({standing.pusher, *standing.pushers} if standing else set())
 
     def _late(self, situation: Situation) -> frozenset[RowId]:
         """Rows whose job has waited for a machine longer than its lane allows."""
@@ -321,7 +390,8 @@ class Reader:
         case = standing.case if standing else None
         if case is None or self.hint.fresh is not None or case.base_ref != self.pull.base.ref:
             return False
-        return self.books(case.watched) != case.books
+        # A preview has no books: its plan says so with the digest of none.
+        return (self.books(case.watched) or digest([])) != case.books
 
     def books(self, watched: Iterable[str] = ()) -> str | None:
         """What judges at the tip of the base branch, as a digest; None without a policy."""

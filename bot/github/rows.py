@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bot.github.case import Case, LaneResult, RowId
-from bot.github.situation import Entry
+from bot.github.situation import GROUP, Entry
 from bot.model import Job, Row, Verdict
 
-__all__ = ["lane_rows"]
+__all__ = ["is_superseded", "lane_rows"]
 
 RERUN = "type /fla-bot rerun"
 
@@ -46,9 +46,18 @@ def _job_rows(
         return [_row(job, Verdict.WAITING, "on its way")]
     if found:
         return found[-1]
-    if mine and (last := mine[-1].result) is not None:
+    if mine and not is_superseded(mine[-1]) and (last := mine[-1].result) is not None:
         return [_row(job, Verdict.LOST, f"{last.note}; {RERUN}")]
     return [_row(job, Verdict.WAITING, "no evidence yet")]
+
+
+def is_superseded(entry: Entry) -> bool:
+    """Whether a run was ended as nobody wanted it, which says nothing if its plan is wanted again.
+
+    A merge group is not wanted again: GitHub makes a new one.
+    """
+    ended = entry.result is not None and entry.result.verdict is Verdict.SUPERSEDED
+    return ended and entry.id.nonce != GROUP
 
 
 def _passes(rows: list[Row]) -> bool:

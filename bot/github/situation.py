@@ -47,7 +47,8 @@ class Situation:
     `fresh`: a plan that `scope` has just made, `fault` why it could not. `group`: the head is a
     merge group of this pull request. `reuse`: results of other heads. `forged`: checks of our name
     that are not ours. `waiting`: rows whose machine is late. `moved`: the contracts at the base
-    have changed. `gated`: whether the base branch has a policy. None where it was not asked yet.
+    have changed. `gated`: whether the base branch has a policy. `books`: a digest of what judges
+    there, empty without a policy. None where it was not asked yet.
     """
 
     now: datetime
@@ -73,6 +74,7 @@ class Situation:
     waiting: frozenset[RowId] = frozenset()
     moved: bool | None = None
     gated: bool | None = None
+    books: str | None = None
     pulls: tuple[Pull, ...] | None = None
 
 

@@ -10,15 +10,16 @@ from datetime import datetime, timedelta
 from bot.document import Strict
 from bot.github.books import books_digest
 from bot.github.connection import NotFound
+from bot.github.holding import may_heal
 from bot.github.ledger import PREVIEW, READY, Shown, View
 from bot.github.operate import EXECUTOR, PLANNER, traffic
 from bot.github.queue import QUEUE, parse_branch
+from bot.github.reader import OPEN, is_waiting
 from bot.github.reconcile import Reconciler
 from bot.github.records import Branch, Pull
 
 __all__ = ["Overview", "PullStatus", "look_at_groups", "overview"]
 
-OPEN = ("queued", "in_progress", "pending")
 # A comment or an edit whose event was lost is found by its time: so long before the last look at
 # everything, and however long ago that was, up to a day.
 LOOK_BACK, LONGEST = timedelta(minutes=30), timedelta(days=1)
@@ -55,11 +56,11 @@ def overview(reconciler: Reconciler, number: int | None = None) -> Overview:
     since = _last_look(reconciler) - LOOK_BACK
     found = []
     for pull in pulls:
-        view = reconciler.ledger.read(pull.head.sha, pull.number)
+        view = reconciler.ledger.read(pull.head.sha, pull.number, reconciler.stored(pull.number))
         shown = view.shown.get(READY) or view.shown.get(PREVIEW)
         if pull.base.ref not in trees:
             trees[pull.base.ref] = _tree(reconciler, pull.base.ref)
-        due = _due(pull, view, shown, trees[pull.base.ref], since)
+        due = _due(pull, view, shown, trees[pull.base.ref], since, reconciler.now())
         due = due or groups.get(pull.number, "")
         runs = [f"{run.id} {run.row}" for run in found_runs.runs if run.row.number == pull.number]
         found.append(
@@ -82,7 +83,12 @@ def overview(reconciler: Reconciler, number: int | None = None) -> Overview:
 
 
 def _due(
-    pull: Pull, view: View, shown: Shown | None, tree: Mapping[str, str], since: datetime
+    pull: Pull,
+    view: View,
+    shown: Shown | None,
+    tree: Mapping[str, str],
+    since: datetime,
+    now: datetime,
 ) -> str:
     """Why a pull request needs a look, or nothing."""
     if shown is None:
@@ -99,6 +105,12 @@ def _due(
     case = standing.case if standing else None
     if case is not None and case.gated and case.books != books_digest(tree, case.watched):
         return "the contracts have changed"
+    if (
+        standing is not None
+        and standing.fault
+        and may_heal(standing, books_digest(tree) or "", now)
+    ):
+        return "its fault may be gone"
     if pull.updated_at > since:
         return "news"
     return ""
@@ -124,7 +136,7 @@ def _groups(reconciler: Reconciler) -> dict[int, str]:
     return {
         number: f"a merge group waits: {group.ref}"
         for number, group, shown in _all_groups(reconciler)
-        if shown is None or shown.state in OPEN
+        if is_waiting(shown)
     }
 
 
@@ -142,6 +154,6 @@ def _all_groups(reconciler: Reconciler) -> list[tuple[int, Branch, Shown | None]
 def look_at_groups(reconciler: Reconciler, wanted: int) -> None:
     """Merge groups of a pull request: one that nobody has planned is planned, others go on."""
     for number, group, shown in _all_groups(reconciler):
-        if number == wanted and (shown is None or shown.state in OPEN):
+        if number == wanted and is_waiting(shown):
             # A group of which nothing is known is planned first.
             reconciler.reconcile(number, group=group)

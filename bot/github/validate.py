@@ -9,6 +9,7 @@ a person's word. What it reaches beyond that, and what the rules found, is belie
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,9 @@ __all__ = ["validated"]
 
 MAX_COMPARED = 300  # files that GitHub lists when it compares; of a pull request it lists more
 MAX_LISTED = 3000
+CODING_LINES = 2
+_HUNK = re.compile(r"@@ -([0-9]+)(?:,[0-9]+)? \+([0-9]+)(?:,[0-9]+)? @@")
+_CODING = re.compile(r"[ \t\f]*#.*?coding[:=]")
 
 
 def validated(reconciler: Reconciler, case: Case, texts: Mapping[str, str]) -> Case | None:
@@ -249,7 +253,24 @@ def _only_words(file: File) -> bool:
     """Whether only comments and empty lines of a Python file change."""
     if file.status != "modified" or not file.filename.endswith(".py") or not file.patch:
         return False
-    changed = [line[1:].strip() for line in file.patch.splitlines() if line[:1] in ("+", "-")]
-    # A comment can say how the file is to be read.
-    words = (not line or (line.startswith("#") and "coding" not in line) for line in changed)
-    return bool(changed) and all(words)
+    # Not `splitlines`: to Python a lone carriage return ends a line, and a form feed does not.
+    lines = [line.removesuffix("\r") for line in file.patch.split("\n")]
+    changed = [line[1:].strip() for line in lines if line[:1] in ("+", "-")]
+    words = (not line or (line.startswith("#") and "\r" not in line) for line in changed)
+    return bool(changed) and all(words) and not _is_read_otherwise(lines)
+
+
+def _is_read_otherwise(patch: Sequence[str]) -> bool:
+    """Whether a comment that says how the file is to be read comes, goes or moves (PEP 263)."""
+    old = new = 0
+    for line in patch:
+        if hunk := _HUNK.match(line):
+            old, new = int(hunk[1]), int(hunk[2])
+            continue
+        before, after = line[:1] in ("-", " "), line[:1] in ("+", " ")
+        # Such a comment counts in the first two lines alone; others can push it out of them.
+        counts = (before and old <= CODING_LINES, after and new <= CODING_LINES)
+        if counts[0] != counts[1] and _CODING.match(line[1:]):
+            return True
+        old, new = old + before, new + after
+    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from bot.cli import main
@@ -161,7 +163,10 @@ def test_measured_fail_stays_failed(
     assert run(flaky).state is CheckState.FAILURE
     change = ["--repo", str(kernels.path), "--base", "main", "--head", "hostile"]
     assert main(["run", *change]) == 0
-    assert "settled for this head; not run again" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    words = r"^interpret-cpu-l2norm: .*\d+ fail \(settled for this head; not run again\)$"
+    assert re.search(words, said, re.MULTILINE)
+    assert "fla-bot judge" in said
     assert main(["judge", *change]) == 1
 
 

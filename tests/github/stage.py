@@ -292,6 +292,13 @@ class Stage:
         )
         self._quiet(jobs.reconcile, space, env)
 
+    def looked(self, conclusion: str = "success") -> None:
+        """A scheduled run went through all pull requests, or did not."""
+        world = self.world
+        actor, tip = world.job_actor(), world.tip("main")
+        run = world.start_run(world.workflows[PLANNER], "schedule", actor, "main", tip)
+        world.finish(run, conclusion)
+
     def due(self, **more: str) -> dict[str, Any]:
         """The job `due` of the schedule."""
         env = self.environment(self.token(PLANNER, "due"), **more)
@@ -316,6 +323,7 @@ class Stage:
         evidence: Mapping[str, bytes],
         gate: str = "success",
         *,
+        lane: str = "",
         dry_run: bool = False,
     ) -> str:
         """The job `publish`, with the files of the artifact."""
@@ -327,6 +335,7 @@ class Stage:
             self.token(EXECUTOR, "publish"),
             GITHUB_RUN_ID=str(run.id),
             GATE_RESULT=gate,
+            LANE_RESULT=lane,
             **self.secrets(),
         )
         space = argparse.Namespace(plan_id=run.inputs["plan"], artifacts=folder, dry_run=dry_run)

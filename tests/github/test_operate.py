@@ -541,12 +541,14 @@ def test_status_and_decisions(stage: Stage, tmp_path: Path) -> None:
     for event in stage.world.take_events("pull_request"):
         stage.handle(event, RUNNER_TEMP=str(tmp_path))
     stage.world.advance(hours=1)
+    stage.looked()
     assert stage.due()["due"] == []
     lines = (tmp_path / "decisions.jsonl").read_text().splitlines()
     assert {json.loads(line)["pull"] for line in lines} == {1, 2}
     assert json.loads(lines[0])["state"] == "action_required"
     stage.approve(first)
     stage.world.advance(hours=1)
+    stage.looked()
     found = stage.due()
     assert found["due"] == [first.number], found
 

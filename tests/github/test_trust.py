@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 import bot.github.scope as scope_module
-from bot.errors import UserError
 from bot.github import executor
 from bot.github.case import LaneResult, pack
 from bot.github.ledger import READY
@@ -155,8 +154,7 @@ def test_group_runs_only_while_its_branch_and_the_head_in_it_are_there(gated: St
     name = next(name for _, name in gated.world.branches if name.startswith(QUEUE))
     del gated.world.branches[gated.world.owner, name]
     assert "head" not in gated.gate(run)  # the lane is skipped
-    with pytest.raises(UserError, match="has another head now"):
-        gated.gate(run, "lane")
+    assert gated.gate(run, "lane") == {"wanted": "no"}
     gated.world.branches[gated.world.owner, name] = head
     gated.gate(run)
     gated.push(pull, {"docs/later.md": "x"})
@@ -312,7 +310,7 @@ def test_findings_that_are_not_kept_are_judged(
 
 
 def told(stage: Stage, lie: Callable[[dict[str, Any]], None], pull: Pull) -> str:
-    """The verdict after `scope` has told a lie, and all lanes that are asked for have passed."""
+    """The verdict after `scope` has told a lie; another one, which is asked for, may be honest."""
     event = next(e for e in stage.world.take_events() if e.name == "pull_request")
     out = stage.folder / "plan.json"
     stage.scope(event, out)
@@ -325,10 +323,7 @@ def told(stage: Stage, lie: Callable[[dict[str, Any]], None], pull: Pull) -> str
     )
     out.write_text(json.dumps(data))
     stage.plan(event, out)
-    stage.settle()
-    stage.approve(pull)
-    for run in stage.runs():
-        stage.execute(run)
+    assert stage.runs() == []
     return stage.ready(pull)
 
 

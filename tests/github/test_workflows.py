@@ -223,7 +223,9 @@ EXPRESSIONS = {
     "needs.scope.outputs.pr || format('queue-{0}', github.event.workflow_run.head_branch)",
     "inputs.base", "inputs.head", "inputs.plan", "inputs.source", "matrix.pr", "needs.gate.result",
     "needs.gate.outputs.bot || github.workflow_sha", "needs.gate.outputs.head",
-    "needs.gate.outputs.pr || format('unknown-{0}', github.run_id)", "needs.lane.result",
+    "needs.gate.outputs.pr || format('unknown-{0}', github.run_id)",
+    "needs.lane.outputs.wanted == 'no' && 'skipped' || needs.lane.result",
+    "steps.check.outputs.wanted",
     "needs.scope.result", "runner.temp", "secrets.FLA_BOT_APP_KEY", "steps.due.outputs.pulls",
     "steps.python.outputs.python-path", "vars.FLA_BOT", "vars.FLA_BOT_APP_ID",
     "github.event.repository.default_branch", "steps.scope.outputs.pr",
@@ -545,6 +547,9 @@ def _only_the_lane_leaves_hosted_runners(files: Files) -> Iterator[str]:
         run='printf "$PLAN_ID" | sudo -n /usr/local/libexec/fla-bot/fla-bot-lane "$PLAN_ID"',
     ),
     put_step(EXECUTOR, "lane", 3, run="sudo bash runner/fla-bot-lane"),
+    put_step(EXECUTOR, "lane", 2, **{"if": "always()"}),
+    put_step(EXECUTOR, "lane", 3, **{"if": "success()"}),
+    put_step(EXECUTOR, "lane", 4, **{"if": "always()"}),
 )
 def _lane_asks_first_and_runs_the_wrapper_without_a_token(files: Files) -> Iterator[str]:
     lane = job(files, EXECUTOR, "lane")
@@ -559,6 +564,10 @@ def _lane_asks_first_and_runs_the_wrapper_without_a_token(files: Files) -> Itera
         yield "wrapper"
     if run.get("run", "").count("sudo") != 1 or "stop-commands::$stop" not in run.get("run", ""):
         yield "wrapper"
+    wanted = "steps.check.outputs.wanted == 'yes'"
+    conditions = [step.get("if") for step in (fetch, run, upload)]
+    if check.get("id") != "check" or conditions != [wanted, wanted, f"always() && {wanted}"]:
+        yield "a run that nobody wants goes on"
     if "uses" in fetch or not upload.get("uses", "").startswith("actions/upload-artifact@"):
         yield "actions"
 
