@@ -74,7 +74,7 @@ def run_plan(
         try:
             part = job.model_copy(update={"cells": rest})
             found = _run(repository, analysis, part, folder, progress)
-            if old is not None and old.environment.fingerprint == found.environment.fingerprint:
+            if old is not None and _fit(old, found):
                 found = merged(old, found)
             elif rest != job.cells:
                 progress(f"{job.id}: this machine is not what it was, all is measured again")
@@ -132,6 +132,12 @@ def _earlier(folder: Path, planned: Plan, job: Job) -> Evidence | None:
     same = (found.plan, found.job, found.lane) == (planned.hash, job.id, job.lane)
     named = [cell.cell for cell in found.cells] + [row.row for row in found.rows]
     return found if same and set(named) <= set(job.cells) else None
+
+
+def _fit(old: Evidence, new: Evidence) -> bool:
+    """Whether two runs of a job may be put together: an older schema has fewer figures."""
+    same = old.schema_id == new.schema_id
+    return same and old.environment.fingerprint == new.environment.fingerprint
 
 
 def _rows(analysis: Analysis, job: Job, found: Evidence) -> list[Row]:

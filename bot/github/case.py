@@ -162,10 +162,6 @@ class Case(Strict):
         """Upper limits."""
         return self.policy.caps
 
-    def lane_jobs(self, lane: str) -> list[str]:
-        """The ids of a lane's jobs."""
-        return [job.id for job in self.report.plan.jobs if job.lane == lane]
-
     def planned_lanes(self) -> list[str]:
         """The lanes that the plan needs, in its order."""
         return list(dict.fromkeys(job.lane for job in self.report.plan.jobs))

@@ -303,10 +303,6 @@ class Session:
         """
         self._start(arm, self.boxes[arm], end, module, argv, pass_fds)
 
-    def tree_inside(self, arm: str) -> Path:
-        """Where a worker finds its tree."""
-        return self.boxes[arm].tree
-
     def _start(
         self,
         arm: str,

@@ -16,7 +16,7 @@ from bot.evidence import Evidence, RowEvidence, merged
 from bot.model import Job
 from bot.run import run_plan
 from tests.bot.test_benchmark_judge import pairs, row
-from tests.bot.test_judge import analysis, evidence, parsed
+from tests.bot.test_judge import analysis, evidence, first_schema, parsed
 from tests.conftest import Workbench
 
 __all__ = ["analysis"]
@@ -112,6 +112,18 @@ def test_other_machine_measures_all_of_it(again: Again, analysis: Analysis) -> N
     measured, after = again(doubtful)
     assert len(measured) == 1 + len(doubtful["cells"])
     assert {draw["seed"] for cell in after["cells"] for draw in cell["draws"]} & {1, 2} == {2}
+
+
+def test_older_schema_is_measured_anew(again: Again, analysis: Analysis) -> None:
+    """Its draws lack figures that are due today; together with new ones they would be red."""
+    stopped = {**first_schema(analysis), "complete": False, "note": "the lane's time was over"}
+    stopped["cells"] = stopped["cells"][:3]
+    measured, after = again(stopped)
+    assert after["schema"] == "fla-bot/evidence@2"
+    assert set(measured) == {cell["cell"] for cell in after["cells"]}
+    assert {
+        draw["seed"] for cell in after["cells"] for draw in cell["draws"] if draw["secret"]
+    } == {2}
 
 
 def test_rows_pool_their_restarts(analysis: Analysis) -> None:
