@@ -82,7 +82,7 @@ def main() -> None:
             contract = contract_file.load(path.read_bytes(), str(path))
             cells = [c for c in lane_cells(contract, policy, options.lane) if options.only in c.id]
             arms = _arms(trees, policy, contract, options, Path(scratch))
-            for cell in cells[:: options.every]:
+            for cell in cells[options.start :: options.every]:
                 for seed in range(options.seeds):
                     for line in _compare(contract, policy, cell, seed, arms, options, records):
                         outcomes.append(line)
@@ -117,6 +117,7 @@ def _options() -> argparse.Namespace:
     add("--first-seed", type=int, default=None, help="default: a random one")
     add("--only", default="", help="cells whose id holds this text")
     add("--every", type=int, default=1, help="take every n-th cell")
+    add("--start", type=int, default=0, help="and begin with this one")
     add("--timeout", type=float, default=600, help="seconds a call may take")
     add("--json", type=Path)
     options = parser.parse_args()

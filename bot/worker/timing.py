@@ -40,6 +40,7 @@ from bot.model import Outcome
 from bot.tree import TreeFinder
 from bot.wire import ANSWERS, DONE, POISON, READY, TORCH_NAMES, receive
 from bot.worker.calls import Refused, find_gradients, find_outputs
+from bot.worker.patch import Patch
 from bot.worker.targets import Function, functions
 
 __all__ = ["main", "serve"]
@@ -144,7 +145,7 @@ class Row:
     graph: Any = None
     pad: Any = None
     fresh: list[torch.Tensor] | None = None
-    index: tuple[torch.Tensor, torch.Tensor] | None = None
+    patch: Patch | None = None
     results: list[list[torch.Tensor]] = field(default_factory=list)
 
 
@@ -247,12 +248,13 @@ class Bench:
         """Make all slots and, unless told otherwise, one graph of a call in each."""
         row = self._row()
         row.graph, row.results = None, []
-        row.fresh = row.index = None
+        row.fresh = row.patch = None
         row.slots, row.pad = Slots({}, [], []), None
         _tidy()
         if order["pad"]:
             row.pad = torch.empty(order["pad"], dtype=torch.uint8, device=row.order["device"])
         row.slots = self._slots(row.order, order["rolls"])
+        row.patch = self._patch(row)
         why = self._record(row) if order["graph"] else "not asked for"
         if row.graph is None:
             self._warm(row)
@@ -264,6 +266,13 @@ class Bench:
         self._poison(row)
         _synchronize(row.order)
         self._report({"graph": row.graph is not None, "why": why})
+
+    def _patch(self, row: Row) -> Patch:
+        order = row.order
+        specs = {spec["key"]: spec for spec in (*order["tensors"], *order["cotangents"])}
+        sources = {part["key"]: self.blobs[specs[part["key"]]["blob"]] for part in order["patch"]}
+        slots = len(row.slots.inputs)
+        return Patch(order["patch"], row.slots.memory, sources, slots, order["device"])
 
     def _warm(self, row: Row) -> None:
         for _ in range(WARM_CALLS):
@@ -330,7 +339,8 @@ class Bench:
     def _timed(self, is_call: bool, payload: bytearray) -> bytes:  # noqa: FBT001  # hot path
         """The timed part, between "go" and the answer."""
         row = self._row()
-        self._patch(row, payload)
+        assert row.patch is not None  # what is timed was captured before
+        row.patch(payload)
         if row.order["device"] == "cpu":
             if is_call:
                 self._calls(row)
@@ -348,28 +358,6 @@ class Bench:
 
     def _calls(self, row: Row) -> None:
         row.results = [self._call(row, slot) for slot in range(len(row.slots.inputs))]
-
-    def _patch(self, row: Row, payload: bytearray) -> None:
-        """Write fresh values into every slot, at places and from places that the device chose."""
-        parts = row.order["patch"]
-        if not parts or not payload:
-            return
-        blobs = {s["key"]: s["blob"] for s in (*row.order["tensors"], *row.order["cotangents"])}
-        device, slots = row.order["device"], len(row.slots.inputs)
-        sent = torch.frombuffer(payload, dtype=torch.int32).to(device).view(len(parts), slots, 3)
-        sent = sent.long()
-        if row.index is None:
-            most = max(part["repeats"] for part in parts)
-            row.index = torch.arange(most, device=device), torch.arange(slots, device=device)
-        steps, rows = row.index[0], row.index[1][:, None]
-        for part, numbers in zip(parts, sent, strict=True):
-            vectors, size = part["vectors"], part["vectors"] * part["count"]
-            to, by, step = numbers[:, :, None].unbind(1)
-            # Each place once, or again with the same value.
-            moved = step * (steps[: part["repeats"]] % (vectors // step).clamp_min(1))
-            source = self.blobs[blobs[part["key"]]][:size].view(vectors, part["count"])
-            memory = row.slots.memory[part["key"]][:, :size].view(slots, vectors, part["count"])
-            memory[rows, (to + moved) % vectors] = source[(by + moved) % vectors]
 
     def _eager(self, calls: int) -> None:
         row = self._row()

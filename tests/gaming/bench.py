@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,9 +85,7 @@ def arm(tree: Path, source: str) -> Iterator[socket.socket]:
     """A worker whose tree holds this source."""
     from bot.worker.timing import main
 
-    (tree / "toy").mkdir(parents=True)
-    (tree / "toy/__init__.py").write_text("")
-    (tree / "toy/scan.py").write_text(source)
+    _plant(tree, source)
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -110,6 +109,28 @@ def arm(tree: Path, source: str) -> Iterator[socket.socket]:
         os.waitpid(pid, 0)
 
 
+@contextmanager
+def program(tree: Path, source: str) -> Iterator[socket.socket]:
+    """The same as a program of its own: a fork of a process that used a GPU cannot use it."""
+    _plant(tree, source)
+    ours, theirs = socket.socketpair()
+    argv = [sys.executable, "-I", "-m", "bot.worker.timing", str(theirs.fileno()), str(tree), "toy"]
+    with ours, (tree / "log").open("wb") as log:
+        with theirs:
+            worker = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdout=log, stderr=log)
+        try:
+            yield ours
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def _plant(tree: Path, source: str) -> None:
+    (tree / "toy").mkdir(parents=True)
+    (tree / "toy/__init__.py").write_text("")
+    (tree / "toy/scan.py").write_text(source)
+
+
 def measure(
     folder: Path,
     head: str,
@@ -121,6 +142,7 @@ def measure(
     timeout_s: float = 4,
     text: str = CONTRACT,
     reference: str = HONEST,
+    device: str = "cpu",
 ) -> list[RowEvidence]:
     """What the device process finds."""
     from bot.device.bench import Bench
@@ -130,11 +152,12 @@ def measure(
     namespace: dict[str, Any] = {}
     exec(reference, namespace)  # the reference, which is our own text
     planned = [Row.of(contract(text), row) for row in rows]
-    with arm(folder / "base", base) as one, arm(folder / "head", head) as other:
+    start = arm if device == "cpu" else program
+    with start(folder / "base", base) as one, start(folder / "head", head) as other:
         arms = {"base": Runner("base", one, timeout_s), "head": Runner("head", other, timeout_s)}
         references = {"toy.scan:scan": namespace["scan"]}
         bench = Bench(
-            planned, arms, "cpu", quads=quads, references=references, show=lambda *_: None
+            planned, arms, device, quads=quads, references=references, show=lambda *_: None
         )
         try:
             bench.run(["toy.scan:scan"], restarts, 20)
