@@ -189,6 +189,30 @@ def test_few_numbers_have_an_allowance_and_a_cap(analysis: Analysis) -> None:
     assert failures(analysis, data)[0].startswith("tail: ")
 
 
+def test_one_row_has_one_factor(analysis: Analysis) -> None:
+    """On an H200 the norm of one row was exact in fla-core and two steps of fp32 off in ours."""
+    data = evidence(analysis)
+    for cell in data["cells"]:
+        if "dtype=fp32" in cell["cell"]:
+            one = cell["draws"][0]["outputs"][0]
+            one["base"]["rms"], one["head"]["rms"] = 3.2e-8, 1.3e-7
+    red = {row.cell for row in rows(analysis, data) if row.verdict is Verdict.FAIL}
+    single = {row.cell for row in rows(analysis, data) if "rows=one" in row.cell}
+    assert red
+    assert single
+    assert not red & single
+
+
+def test_bias_of_a_half_result_below_its_rounding_is_none(analysis: Analysis) -> None:
+    """0.12% is between two honest kernels in bf16; a factor of 1.003 is a fault in each dtype."""
+    for bias, wanted in ((1.2e-3, {"fp32", "fp16"}), (3e-3, {"fp32", "fp16", "bf16"})):
+        data = evidence(analysis)
+        for cell in data["cells"]:
+            cell["draws"][0]["outputs"][0]["head"]["slope"] = bias
+        failed = [row for row in rows(analysis, data) if row.reason.startswith("slope: ")]
+        assert {row.cell.partition("dtype=")[2].partition(",")[0] for row in failed} == wanted
+
+
 def test_not_finite_fails_even_where_the_base_is_too(analysis: Analysis) -> None:
     data = evidence(analysis)
     one = data["cells"][0]["draws"][1]["outputs"][0]
