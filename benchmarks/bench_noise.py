@@ -29,7 +29,9 @@ from bot.contract import Contract
 from bot.evidence import Environment, Evidence, RowEvidence
 from bot.judge import benchmark
 from bot.judge.benchmark import speed
+from bot.lanes.benchmark import edges
 from bot.model import Because, Job
+from bot.policy import Policy
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ("chunk_kda/safe_fwd", "chunk_kda/safe_fwdbwd", "fused_recurrent_kda_fwd/decode")
@@ -67,6 +69,11 @@ def load_contract(shares: list[float]) -> Contract:
         row = rows[SLOWED.partition("/")[2]]
         rows[name.partition("/")[2]] = row | {"set": row["set"] | {"scale": scale}}
     return Contract.model_validate_json(json.dumps(data))
+
+
+def load_policy() -> Policy:
+    """This repository's."""
+    return policy_file.load((ROOT / "contracts/policy.yaml").read_bytes(), "policy.yaml")
 
 
 class Processes:
@@ -130,7 +137,7 @@ def judged(
     contract: Contract, environment: Environment, rows: list[RowEvidence]
 ) -> Iterator[tuple[RowEvidence, str, str]]:
     """Each row with the verdict of the lane's judge."""
-    policy = policy_file.load((ROOT / "contracts/policy.yaml").read_bytes(), "policy.yaml")
+    policy = load_policy()
     names = [row.row for row in rows]
     because = [Because(path="fla", line=1, end_line=1)]
     job = Job(
@@ -177,13 +184,14 @@ def main() -> None:
     began, contract = time.monotonic(), load_contract(options.slow)
     folder = Path(tempfile.mkdtemp())
     plain = tree(folder, "plain", {})
+    slow_rows = [variant(share)[0] for share in options.slow]
     order = {
         "contract": contract.model_dump(mode="json", by_alias=True), "roots": ["fla"],
         "trusted_tree": str(plain), "device": "cuda", "interpreter": False, "protections": [],
         "call_timeout_s": 180, "start_timeout_s": 120, "restarts": options.restarts,
         "quads": options.quads, "keywords": {},
+        "edges": edges(contract, load_policy().margins, [*options.rows, *slow_rows]),
     }  # fmt: skip
-    slow_rows = [variant(share)[0] for share in options.slow]
     slow = folder / "slow"
     few = options.few or options.rows
     kinds = [("aa", plain, plain, options.rows)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from bot.files import write_whole
 
-__all__ = ["Cache", "cache_folder"]
+__all__ = ["Cache", "cache_folder", "repository_cache"]
 
 MAX_ENTRIES = 20_000
 MAX_BYTES = 256 << 20
@@ -25,6 +25,12 @@ def cache_folder() -> Path:
     """Where caches live, by the XDG base directory rules."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "fla-bot"
+
+
+def repository_cache(root: Path) -> Cache:
+    """What was computed for a repository before."""
+    name = hashlib.sha256(str(root).encode()).hexdigest()[:24]
+    return Cache(cache_folder() / f"{name}.json")
 
 
 def _version() -> str:

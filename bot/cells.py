@@ -7,13 +7,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, product
 from math import prod
 from typing import Any
 
 from bot.contract import DTYPES, FAMILIES, WORDS, Arg, Contract, Dtype, EntryPoint, Output, Plain
 from bot.errors import UserError
-from bot.expression import ExpressionError, expression
+from bot.expression import Expression, ExpressionError, expression
 from bot.model import Cell
 
 __all__ = [
@@ -198,42 +199,53 @@ def _allowed(point: EntryPoint, row: Mapping[str, str]) -> bool:
     return all(expression(text)(row) for text in point.constraints)
 
 
-def check_cells(contract: Contract) -> list[str]:
-    """What is wrong with the cells: a constraint without a value, a call that cannot be built."""
-    faults = []
-    for name in contract.entry_points:
+def check_cells(contract: Contract) -> list[tuple[str, str]]:
+    """By entry point, what is wrong with its cells: a constraint or a call without a value.
+
+    What is wrong with many cells is said once, of the first.
+    """
+    faults = dict[tuple[str, str], str]()
+    for name, point in contract.entry_points.items():
         try:
             found = cells(contract, name)
         except ExpressionError as error:
-            faults.append(f"{name}: {error}")
+            faults[name, str(error)] = "no cell can be chosen"
             continue
-        if contract.entry_points[name].axes and not found:
-            faults.append(f"{name}: the constraints allow no cell at all")
+        if point.axes and not found:
+            faults[name, "the constraints allow no cell at all"] = "drop or mend one"
         for cell in found:
             try:
-                call(contract, cell, 0)
-            except UserError as error:
-                faults += [str(fault) for fault in error.faults]
-    return list(dict.fromkeys(faults))
+                _build(point, cell, cell_variables(point, cell), 0)
+            except ExpressionError as error:
+                faults.setdefault((name, str(error)), f"so that {cell.id} cannot be called")
+    return [(name, f"{fault}: {then}") for (name, fault), then in faults.items()]
 
 
 def _pairwise(point: EntryPoint) -> list[dict[str, str]]:
-    axes = {axis: list(spec.values) for axis, spec in point.axes.items()}
-    if len(axes) < 2:
-        return [{axis: value} for axis, values in axes.items() for value in values]
+    names, values = list(point.axes), [list(spec.values) for spec in point.axes.values()]
+    if len(names) < 2:
+        return [{names[0]: value} for value in values[0]]
     # covertable is slow to import and this path is cached; commands without cells never pay.
     from covertable import make, sorters
 
-    constraints = [
-        {
-            "operator": "fn",
-            "requires": sorted(expression(text).names),
-            "evaluate": expression(text),
-        }
-        for text in point.constraints
-    ]
-    rows = make(axes, strength=2, sorter=sorters.hash, constraints=constraints)
-    return [{axis: row[axis] for axis in axes} for row in rows]
+    constraints = [_constraint(expression(text), names) for text in point.constraints]
+    rows = make(values, strength=2, sorter=sorters.hash, constraints=constraints)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _constraint(rule: Expression, names: Sequence[str]) -> dict[str, Any]:
+    """A constraint as the search asks it, a million times: by numbers of axes, each answer kept."""
+    axes = sorted(map(names.index, rule.names))
+
+    @cache
+    def holds(*values: str) -> Any:
+        return rule({names[axis]: value for axis, value in zip(axes, values, strict=True)})
+
+    return {
+        "operator": "fn",
+        "requires": axes,
+        "evaluate": lambda row: holds(*[row[axis] for axis in axes]),
+    }
 
 
 def fits_lane(cell: Cell, excludes: Mapping[str, str]) -> str | None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 from bot import evidence as evidence_file
-from bot.cache import Cache, cache_folder
+from bot.cache import Cache, repository_cache
 from bot.change import Repository, changed_lines
 from bot.contract import EntryPoint
 from bot.coverage import unexercised
@@ -77,7 +76,7 @@ class Analysis:
 def analyse(repository: Repository, request: Request) -> Analysis:
     """Change, books, impact, scope and plan."""
     change = repository.change(request.base, request.head, request.trusted)
-    store = _open_cache(repository)
+    store = repository_cache(repository.root)
     books = read_books(repository, change, request.policy_dir, store)
     sides = (
         _side(repository, change.merge_base, books, store),
@@ -107,11 +106,6 @@ def analyse(repository: Repository, request: Request) -> Analysis:
             Tree(Sources(Files(repository, change.head)), sides[1].index.summaries),
         ),
     )
-
-
-def _open_cache(repository: Repository) -> Cache:
-    name = sha256(str(repository.root).encode()).hexdigest()[:24]
-    return Cache(cache_folder() / f"{name}.json")
 
 
 def _side(repository: Repository, commit: str, books: Books, store: Cache) -> Side:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-EXIT_OK, EXIT_RED, EXIT_INFRA, EXIT_BUG, EXIT_PIPE = 0, 1, 3, 70, 141
+EXIT_OK, EXIT_RED, EXIT_INFRA, EXIT_BUG, EXIT_SIGNAL, EXIT_PIPE = 0, 1, 3, 70, 128, 141
+RAW = argparse.RawDescriptionHelpFormatter
 EPILOG = """\
 examples:
   fla-bot check                       the work tree against the default branch
@@ -36,7 +37,7 @@ examples:
   fla-bot judge                       green or not, from the evidence that is there
 
 exit status: 0 nothing is wrong as far as known, 1 something is, 2 usage, 3 infrastructure,
-70 a bug of fla-bot
+70 a bug of fla-bot, 128 and more: stopped by a signal
 """
 
 
@@ -55,9 +56,10 @@ def main(argv: list[str] | None = None) -> int:
     except InfraError as error:
         print(f"fla-bot: infra: {printable(str(error))}", file=sys.stderr)
         return EXIT_INFRA
-    except KeyboardInterrupt:
-        print("fla-bot: stopped", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        name, *said = stop.args or ("SIGINT",)
+        print(f"fla-bot: {'; '.join(['stopped', *said])}", file=sys.stderr)
+        return EXIT_SIGNAL + signal.Signals[name]
     except BrokenPipeError:
         _close_stdout()
         return EXIT_PIPE
@@ -92,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="fla-bot",
         description="The gate for kernel changes in flash-linear-attention style repositories.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RAW,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, function, text in (
@@ -171,7 +173,8 @@ examples:
   fla-bot verify main --row safe_fwd --row decode  only these, while you try things
   fla-bot verify main --lane correctness:sm90 --lane benchmark:sm90
 
-exit status: 0 every cell and row passes, 1 something does not, 3 infrastructure
+exit status: 0 every cell and row passes, 1 something does not, 3 the machine lacks a device that a
+lane wants, or something of it failed
 """
 
 
@@ -181,7 +184,7 @@ def _verify_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="is the work tree right, and is it faster than REF",
         description=VERIFY,
         epilog=VERIFY_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RAW,
     )
     add = verify.add_argument
     add("ref", metavar="REF", help="the commit whose gate and kernels are the measure")
@@ -228,6 +231,13 @@ def _explain_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
     explain.set_defaults(command=_explain)
 
 
+DIFF = """\
+{}.
+
+  fla-bot contract diff main:contracts/kda.yaml contracts/kda.yaml
+"""
+
+
 def _contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     contract = commands.add_parser("contract", help="work with contract files")
     actions = contract.add_subparsers(required=True, metavar="ACTION")
@@ -235,13 +245,12 @@ def _contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     validate.add_argument("files", nargs="+", type=Path, metavar="FILE")
     validate.set_defaults(command=_contract_validate)
     show = actions.add_parser("show", help="cells, lanes and budgets of a contract")
-    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("file", metavar="FILE", help="a file, or REF:PATH from git")
     show.set_defaults(command=_contract_show)
-    diff = actions.add_parser(
-        "diff", help="what an edit adds, tightens or weakens; exit 1 if weaker"
-    )
-    diff.add_argument("before", type=Path, metavar="BEFORE")
-    diff.add_argument("after", type=Path, metavar="AFTER")
+    text = "what an edit adds, tightens or weakens; exit 1 if weaker"
+    diff = actions.add_parser("diff", help=text, description=DIFF.format(text), formatter_class=RAW)
+    diff.add_argument("before", metavar="BEFORE", help="a file, or REF:PATH from git")
+    diff.add_argument("after", metavar="AFTER", help="the same")
     diff.set_defaults(command=_contract_diff)
     text = "freeze the errors of passing evidence: contracts/anchors/<op>.json"
     anchor = actions.add_parser("anchor", help=text, description=text)
@@ -395,20 +404,15 @@ def _judge(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from bot.check import analyse
     from bot.errors import UserError
+    from bot.report.progress import Progress
     from bot.run import run_plan
 
     if arguments.only is not None or arguments.seed is not None:
         if arguments.only is None or arguments.lane is None:
             raise UserError("--only and --seed: name the cell with --only and its lane with --lane")
         return _run_cells(arguments)
-    live = sys.stderr.isatty()
-
-    def progress(text: str) -> None:
-        if live:
-            print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
-
     ordered = _ordered(arguments.plan) if arguments.plan else None
-    with _repository(arguments) as repository:
+    with _repository(arguments) as repository, Progress() as progress:
         analysis = analyse(repository, ordered[0] if ordered else _request(arguments))
         if ordered and analysis.plan.hash != ordered[1]:
             raise UserError("this bot makes another plan of these commits")
@@ -419,8 +423,6 @@ def _run(arguments: argparse.Namespace) -> int:
             evidence_dir=arguments.evidence,
             progress=progress,
         )
-    if live:
-        print(file=sys.stderr)
     return _tell(done)
 
 
@@ -453,9 +455,10 @@ def _tell(done: Done) -> int:
 def _run_cells(arguments: argparse.Namespace) -> int:
     from bot.check import analyse
     from bot.report.figures import describe
+    from bot.report.progress import Progress
     from bot.run import run_cells
 
-    with _repository(arguments) as repository:
+    with _repository(arguments) as repository, Progress() as progress:
         analysis = analyse(repository, _request(arguments))
         found = run_cells(
             repository,
@@ -463,7 +466,7 @@ def _run_cells(arguments: argparse.Namespace) -> int:
             lane=arguments.lane,
             only=arguments.only,
             seed=arguments.seed,
-            progress=lambda _: None,
+            progress=progress,
         )
     good = True
     for job, evidence in found:
@@ -491,15 +494,11 @@ def _coverage(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from bot.errors import InfraError
+    from bot.report.progress import Progress
     from bot.verify import verify
 
-    live = sys.stderr.isatty()
-
-    def progress(text: str) -> None:
-        if live:
-            print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
-
-    with _repository(arguments) as repository:
+    with _repository(arguments) as repository, Progress() as progress:
         found = verify(
             repository,
             arguments.ref,
@@ -508,10 +507,10 @@ def _verify(arguments: argparse.Namespace) -> int:
             evidence_dir=arguments.evidence,
             progress=progress,
         )
-    if live:
-        print(file=sys.stderr)
     for line in found.lines():
-        print(printable(line))
+        print(printable(line), flush=True)
+    if found.missing:
+        raise InfraError(found.missing)
     return EXIT_OK if found.is_green else EXIT_RED
 
 
@@ -560,64 +559,61 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 def _contract_validate(arguments: argparse.Namespace) -> int:
     from bot.errors import UserError
+    from bot.validation import validate
 
     faults: list[Fault] = []
     for path in arguments.files:
-        found = _file_faults(path)
-        faults += found
-        if not found:
-            print(f"{path}: ok")
+        checked = validate(path)
+        faults += checked.faults
+        print(f"{path}: {'faults, see below' if checked.faults else 'ok'}")
+        for note in checked.notes:
+            print(f"  {printable(note)}")
+    sys.stdout.flush()  # before the faults, which go elsewhere
     if faults:
         raise UserError(faults=faults)
     return EXIT_OK
 
 
-def _file_faults(path: Path) -> list[Fault]:
-    from bot import policy
-    from bot.errors import Fault, UserError
+def _load_contract(name: str) -> Contract:
+    """A contract from a file, or as `REF:PATH` from a commit of the repository here."""
+    from bot.errors import UserError
+    from bot.validation import read_contract
 
+    path = Path(name)
+    ref, colon, inside = name.partition(":")
     try:
-        if path.name == "policy.yaml":
-            policy.load(path.read_bytes(), str(path))
-        else:
-            _load_contract(path)
-    except UserError as error:
-        return error.faults
+        if not colon or path.exists():
+            return read_contract(path, path.read_bytes())
     except OSError as error:
-        return [Fault(str(path), 0, 0, error.strerror or str(error))]
-    return []
+        raise UserError(f"{name}: {error.strerror or error}") from error
+    from bot.change import Repository
 
-
-def _load_contract(path: Path) -> Contract:
-    from bot import contract
-    from bot.cells import check_cells
-    from bot.errors import Fault, UserError
-
-    try:
-        found = contract.load(path.read_bytes(), str(path))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(faults=[Fault(str(path), 0, 0, reason)]) from error
-    if faults := check_cells(found):
-        raise UserError(faults=[Fault(str(path), 0, 0, fault) for fault in faults])
-    return found
+    with Repository(Path()) as repository:
+        text = repository.read_path(repository.commit(ref, name), inside)
+        if text is None:
+            raise UserError(f"{name}: {ref} has no file {inside}; paths start at the root")
+        return read_contract(repository.root / inside, text)
 
 
 def _contract_show(arguments: argparse.Namespace) -> int:
     from bot.report.contract import describe
 
-    print(describe(_load_contract(arguments.file)))
+    with contextlib.suppress(BrokenPipeError):
+        print(describe(_load_contract(arguments.file)), flush=True)
+        return EXIT_OK
+    _close_stdout()
     return EXIT_OK
 
 
 def _contract_diff(arguments: argparse.Namespace) -> int:
     from bot.amendment import edits
+    from bot.report.contract import sentences
 
     found = edits(_load_contract(arguments.before), _load_contract(arguments.after))
-    for edit in found:
-        print(
-            f"{edit.kind:<8} {edit.place}: {edit.before or 'absent'} -> {edit.after or 'removed'}"
-        )
+    for kind, text in sentences(found):
+        print(f"{kind:<8} {printable(text)}")
+    if not found:
+        print("no difference")
     return EXIT_RED if any(edit.kind == "weaker" for edit in found) else EXIT_OK
 
 

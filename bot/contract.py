@@ -283,7 +283,7 @@ class EntryPoint(Strict):
         missing = [name for name in _NEEDED if not getattr(self, name)]
         if missing:
             names = ", ".join(f"`{name}`" for name in missing)
-            raise ValueError(f"{names} missing, and not listed in `open`")
+            raise ValueError(f"{names} missing: fill in, or list in `open` of a draft")
         if not {"dtype", "backward"} <= set(self.variables):
             raise ValueError("variables must give defaults for `dtype` and `backward`")
         return self
@@ -392,7 +392,20 @@ def _expression_faults(document: Document) -> Iterator[Fault]:
             yield document.fault(place, str(error))
             continue
         if unknown:
-            yield document.fault(place, f"`{text}`: unknown name `{unknown[0]}`")
+            own = known - set(WORDS) if known >= set(WORDS) else known  # an axis may be called so
+            names = ", ".join(sorted(own)) or "none are declared"
+            reads = _READS.get(
+                place[-1 if isinstance(place[-1], str) else -2], "it reads variables"
+            )
+            message = f"`{text}`: unknown name `{unknown[0]}`; {reads}: {names}"
+            yield document.fault(place, message)
+
+
+# What is measured in a real call knows no variables; what builds a call knows no arguments.
+_READS: dict[str | int, str] = {
+    "when": "a predicate reads the arguments of a call",
+    "constraints": "a constraint reads axes",
+}
 
 
 def _reference_faults(contract: Contract, document: Document) -> Iterator[Fault]:
@@ -455,7 +468,11 @@ def _axis_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[F
         for value, setting in values.values.items():
             for unknown in sorted(set(setting.set) - set(point.variables)):
                 place = (*at, "axes", axis, "values", value, "set", unknown)
-                yield document.fault(place, f"`{unknown}` is not one of `variables`")
+                yield document.fault(place, _no_variable(unknown, point))
+
+
+def _no_variable(name: str, point: EntryPoint) -> str:
+    return f"`{name}` is not one of `variables`, which are {', '.join(point.variables)}"
 
 
 def _row_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fault]:
@@ -472,12 +489,14 @@ def _row_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fa
     for place, row in rows:
         for axis, word in row.items():
             if axis not in point.axes or word not in point.axes[axis].values:
-                message = f"no axis `{axis}` with a value `{word}`"
+                spec = point.axes.get(axis)
+                known = f"its values are {', '.join(spec.values)}" if spec else "no such axis"
+                message = f"no axis `{axis}` with a value `{word}`: {known}"
                 yield document.fault((*place, axis), message)
     for name, benchmark in point.benchmarks.items():
         for unknown in sorted(set(benchmark.set) - set(point.variables)):
             place = (*at, "benchmarks", name, "set", unknown)
-            yield document.fault(place, f"`{unknown}` is not one of `variables`")
+            yield document.fault(place, _no_variable(unknown, point))
 
 
 def _property_faults(point: EntryPoint, at: Place, document: Document) -> Iterator[Fault]:
@@ -504,7 +523,7 @@ def _property_faults(point: EntryPoint, at: Place, document: Document) -> Iterat
         for key, setting in settings:
             for unknown in sorted(set(setting) - set(point.variables)):
                 place = (*at, "split", *key, unknown)
-                yield document.fault(place, f"`{unknown}` is not one of `variables`")
+                yield document.fault(place, _no_variable(unknown, point))
 
 
 def _property_names(spec: Properties) -> Iterator[tuple[Place, str, str]]:
@@ -564,4 +583,5 @@ def _letters(
 ) -> Iterator[Fault]:
     for letter in dims:
         if letter not in point.variables and letter not in point.derived:
-            yield document.fault(place, f"axis letter `{letter}` is not one of `variables`")
+            message = f"axis letter `{letter}` has no size; give it one in `variables`"
+            yield document.fault(place, message)

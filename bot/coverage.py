@@ -46,7 +46,7 @@ class CellCoverage(Strict):
 
 
 class Stray(Strict):
-    """A call that is in no supported cell, the first test that made it, and how many did."""
+    """A call that is in no supported cell, one test that made it, and how many did."""
 
     why: str
     test: str
@@ -202,12 +202,14 @@ class Coverage:
         ]
 
     def ops(self) -> list[OpCoverage]:
-        """All of it, contract by contract."""
+        """All of it by op and entry point, whatever order recordings came in."""
         return [
             OpCoverage(
                 op=op,
                 status=contract.status,
-                entry_points=[_entry(self.points[op, name]) for name in contract.entry_points],
+                entry_points=[
+                    _entry(self.points[op, name]) for name in sorted(contract.entry_points)
+                ],
             )
             for op, contract in sorted(self.contracts.items())
         ]
@@ -220,23 +222,29 @@ def _entry(point: _Point) -> EntryCoverage:
         for axis, spec in axes.items()
     }
     uses = {cell: point.uses.get(cell.id, _Use()) for cell in cells(point.contract, point.name)}
+    found = [
+        CellCoverage(
+            cell=cell.id,
+            needs_backward=needs_backward(point.contract, cell),
+            forward=sorted(use.forward),
+            backward=sorted(use.backward),
+        )
+        for cell, use in uses.items()
+    ]
+    strays = [
+        Stray(why=why, test=min(tests), tests=len(tests)) for why, tests in point.strays.items()
+    ]
     return EntryCoverage(
         entry_point=point.name,
-        cells=[
-            CellCoverage(
-                cell=cell.id,
-                needs_backward=needs_backward(point.contract, cell),
-                forward=list(use.forward),
-                backward=list(use.backward),
-            )
-            for cell, use in uses.items()
-        ],
-        strays=[
-            Stray(why=why, test=next(iter(tests)), tests=len(tests))
-            for why, tests in point.strays.items()
-        ],
+        # What is missing comes first, and of that what nothing calls at all.
+        cells=sorted(found, key=lambda cell: (cell.exercised, bool(cell.forward), cell.cell)),
+        strays=sorted(strays, key=lambda stray: (-stray.tests, stray.why)),
         unseen={axis: values for axis, values in unseen.items() if values and point.calls},
-        blurred={axis: list(values) for axis, values in point.blurred.items()},
+        blurred={
+            axis: [value for value in spec.values if value in point.blurred[axis]]
+            for axis, spec in axes.items()
+            if axis in point.blurred
+        },
         calls=point.calls,
     )
 

@@ -66,7 +66,7 @@ def parse(text: bytes, path: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        raise UserError(faults=[Fault(path, line, column, f"{error.problem}")]) from error
+        raise UserError(faults=[Fault(path, line, column, f"not YAML: {error.problem}")]) from error
     except yaml.YAMLError as error:
         raise UserError(faults=[Fault(path, 0, 0, f"not YAML: {error}")]) from error
     if root is not None:
@@ -135,22 +135,50 @@ def _scalar(node: ScalarNode, place: Place, document: Document) -> Any:
 def validate(document: Document, model: type[Model]) -> Model:
     """The document as a model; every fault of the file in one UserError."""
     faults = list(document.faults)
+    if document.data is None:
+        message = "the file is empty; `fla-bot init` writes a first one, with its keys"
+        raise UserError(faults=[*faults, Fault(document.path, 1, 1, message)])
     try:
         # JSON mode: strict, and yet lists may become tuples and words enumerations.
         value = model.model_validate_json(json.dumps(document.data))
     except ValidationError as error:
-        items = error.errors(include_url=False)
-        faults += [document.fault(item["loc"], _sentence(dict(item))) for item in items]
+        found = [(item["loc"], dict(item)) for item in error.errors(include_url=False)]
+        said = {_place(place): _sentence(_place(place), item) for place, item in found}
+        faults += [document.fault(place, sentence) for place, sentence in said.items()]
     if faults:
         raise UserError(faults=faults)
     return value
 
 
-def _sentence(item: dict[str, Any]) -> str:
-    name = ".".join(str(part) for part in item["loc"])
+_SCALARS = ("bool", "int", "float", "str")
+_WANTED = {
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "a mapping, `key: value`"
+    ),
+    "list_type": "a list, `[one, other]`",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+}
+
+
+def _place(place: Place) -> Place:
+    """Of a value that may be one of several plain ones, and is none, what all faults are about."""
+    return (*place[:-1], "") if place and place[-1] in _SCALARS else place
+
+
+def _sentence(place: Place, item: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in place if part != "")
     if item["type"] == "extra_forbidden":
-        return f"unknown key `{item['loc'][-1]}`"
+        return f"unknown key `{place[-1]}`"
     if item["type"] == "missing":
         return f"`{name}` is missing"
+    if place[-1:] == ("",):
+        return f"`{name}`: expected a number, text, true, false or null"
+    if item["type"] in _WANTED:
+        return f"{f'`{name}`' if name else 'the file'}: expected {_WANTED[item['type']]}"
+    if item["type"] == "string_pattern_mismatch":
+        return f"`{name}`: `{item['input']}` does not fit {item['ctx']['pattern']}"
     message = str(item["msg"]).removeprefix("Value error, ")
     return f"`{name}`: {message[:1].lower()}{message[1:]}" if name else message

@@ -199,6 +199,12 @@ class Restart(Strict):
     inner: dict[Name, Figure] = {}
     audit_ms: dict[Name, Figure] = {}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a quad, and as many blocks of one arm as of the other."""
+        times = (self.base, self.head)
+        return len(self.base) == len(self.head) >= 2 and all(t > 0 for arm in times for t in arm)
+
 
 class Costs(Strict):
     """What one eager call of an arm costs besides time; counts are exact, bytes are peaks."""

@@ -103,7 +103,9 @@ def _parse(source: str) -> ast.expr:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters")
     try:
         tree = ast.parse(source.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+    except SyntaxError as error:
+        raise ExpressionError(f"`{source}` is not an expression: {error.msg}") from error
+    except (ValueError, MemoryError, RecursionError) as error:
         raise ExpressionError(f"`{source}` is not an expression: {error}") from error
     nodes = list(ast.walk(tree))
     if len(nodes) > MAX_NODES:

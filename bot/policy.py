@@ -105,6 +105,10 @@ class Margins(Strict):
     chunked: Annotated[float, Field(gt=0, le=1)] = 0.01
     memory_bound: Annotated[float, Field(gt=0, le=1)] = 0.02
 
+    def share(self, kind: str) -> float:
+        """How much slower a row of this kind may get."""
+        return self.memory_bound if kind == "memory_bound" else self.chunked
+
 
 class Caps(Strict):
     """Upper limits. GitHub runs at most 256 jobs of one matrix.

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +13,14 @@ from tempfile import TemporaryDirectory
 from bot import evidence
 from bot.change import Repository
 from bot.check import Analysis, evidence_folder
+from bot.contract import Contract
 from bot.errors import InfraError, UserError
 from bot.evidence import Evidence, merged
 from bot.judge import judge
 from bot.lanes.benchmark import run_benchmark
 from bot.lanes.job import Progress, run_job
 from bot.lanes.protection import advice, sentence
+from bot.lanes.result import Interrupted
 from bot.lanes.tests import run_tests
 from bot.model import Job, Plan, Row, Verdict
 from bot.signature import keywords
@@ -72,19 +74,77 @@ def run_plan(
             done.results[job.id] = _tally(_rows(analysis, job, old))
             continue
         try:
-            part = job.model_copy(update={"cells": rest})
-            found = _run(repository, analysis, part, folder, progress)
-            if old is not None and _fit(old, found):
-                found = merged(old, found)
-            elif rest != job.cells:
-                progress(f"{job.id}: this machine is not what it was, all is measured again")
-                found = _run(repository, analysis, job, folder, progress)
+            found = _measure(repository, analysis, job, old, rest, folder, progress)
             done.written.append(evidence.write(folder, found))
             done.sandboxes[sentence(found.environment)] = advice(found.environment)
             done.results[job.id] = _tally(_rows(analysis, job, found))
         except (InfraError, OSError) as error:
             done.failed[job.id] = str(error)
     return done
+
+
+def _measure(
+    repository: Repository,
+    analysis: Analysis,
+    job: Job,
+    old: Evidence | None,
+    rest: list[str],
+    folder: Path,
+    progress: Progress,
+) -> Evidence:
+    """The rest of a job together with what an earlier run left, or all of it, where need be."""
+
+    def run(cells: list[str], before: Evidence | None) -> Evidence:
+        part = job.model_copy(update={"cells": cells})
+        try:
+            return _seen(job, cells, _run(repository, analysis, part, folder, progress))
+        except Interrupted as stop:
+            # Its workers are gone: the secret seeds in it are of no use to anybody any more.
+            kept = _together(before, _seen(job, cells, stop.evidence))
+            raise KeyboardInterrupt(*stop.args, *_keep(folder, job, kept)) from None
+
+    new = run(rest, old)
+    found = _together(old, new)
+    if rest == job.cells:
+        return found or new
+    if found is None:
+        progress(f"{job.id}: this machine is not what it was, all is measured again")
+        return run(job.cells, old)
+    if found.complete and _lacks(analysis, job, found):
+        progress(f"{job.id}: its parts do not show all that is due, all is measured again")
+        return merged(found, run(job.cells, found))
+    return found
+
+
+def _seen(job: Job, cells: Sequence[str], found: Evidence) -> Evidence:
+    """Without kernels that no cell launched, where not all cells were there to do it."""
+    if cells == job.cells:
+        return found
+    kernels = [k for k in found.kernels if (k.changed, k.raised) != (False, None)]
+    return found.model_copy(update={"kernels": kernels})
+
+
+def _together(old: Evidence | None, new: Evidence) -> Evidence | None:
+    """Two runs of a job as one, or None where they are not of one kind."""
+    if old is None:
+        return new
+    return merged(old, new) if _fit(old, new) else None
+
+
+def _keep(folder: Path, job: Job, found: Evidence | None) -> Iterator[str]:
+    """Write what there is of a job that a signal ended, and say how much that is."""
+    if found is None or not (found.cells or found.rows):
+        return
+    evidence.write(folder, found)
+    names = {cell.cell for cell in found.cells} | {row.row for row in found.rows}
+    what = "rows" if found.rows else "cells"
+    yield f"{job.id}: {len(names)} of {len(job.cells)} {what} kept; run again to go on"
+
+
+def _lacks(analysis: Analysis, job: Job, found: Evidence) -> bool:
+    """Whether all that fails is something that is asked of the cells together."""
+    failed = [row.cell for row in _rows(analysis, job, found) if row.verdict is Verdict.FAIL]
+    return bool(failed) and not any(failed)
 
 
 def _run(
@@ -103,6 +163,7 @@ def _run(
             folder=folder,
             progress=progress,
         )
+    _need_references(repository, planned, books.contracts[job.op])
     execute = run_benchmark if job.lane.startswith("benchmark:") else run_job
     return execute(
         repository,
@@ -114,6 +175,19 @@ def _run(
         progress=progress,
         keywords=_keywords(books, job.op),
     )
+
+
+def _need_references(repository: Repository, planned: Plan, contract: Contract) -> None:
+    """What is right is read from the trusted commit, which may not have the op yet."""
+    tree = repository.tree(planned.trusted)
+    for point in contract.entry_points.values():
+        module = (point.reference or "").partition(":")[0]
+        stem = module.replace(".", "/")
+        if module and not {f"{stem}.py", f"{stem}/__init__.py"} & set(tree):
+            raise InfraError(
+                f"the reference {module} is not in the trusted commit {planned.trusted[:12]}: bring"
+                " it there first; `--trusted HEAD` tries a committed one here"
+            )
 
 
 def _keywords(books: Books, op: str) -> dict[str, dict[str, str | None]]:
@@ -200,7 +274,7 @@ def run_cells(
                 keywords=_keywords(books, job.op),
                 seed=seed,
             )
-        found.append((job, evidence))
+        found.append((job, _seen(job, cells, evidence)))
     if not found:
         known = sorted({job.lane for job in planned.jobs})
         message = f"no cell of lane `{lane}` matches; the change has jobs for {', '.join(known)}"

@@ -8,11 +8,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 __all__ = [
-    "UNIFORM", "Interval", "allowance", "beta_cdf", "f_quantile", "interval", "log_ratio",
-    "settled", "t_quantile",
+    "FEWEST", "MOST", "UNIFORM", "Interval", "Side", "allowance", "beta_cdf", "decisive",
+    "f_quantile", "interval", "log_ratio", "settled", "side", "t_quantile",
 ]  # fmt: skip
+
+# Restarts after which a row may be settled, and after which nothing more is measured.
+FEWEST, MOST = 3, 5
+Side = Literal["within", "beyond", "open"]
 
 # How often the scatter of two errors of equal size may exceed its allowance.
 CHANCE = 1e-5
@@ -42,6 +47,21 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
     quantile = t_quantile((1 + level) / 2, count - 1)
     return Interval(mean, quantile * math.sqrt(variance / count), count)
+
+
+def decisive(values: Sequence[float]) -> Interval:
+    """The interval that decides after so many restarts.
+
+    Who looks twice errs twice as often: the looks before the last take half the chance.
+    """
+    return interval(values, 0.95 if len(values) >= MOST else 0.975)
+
+
+def side(found: Interval, edge: float) -> Side:
+    """Whether a log ratio is proved to be within an edge, or beyond it and above zero."""
+    if found.mean + found.half < edge:
+        return "within"
+    return "beyond" if found.mean - found.half > 0 and found.mean >= edge else "open"
 
 
 def log_ratio(base: Sequence[float], head: Sequence[float]) -> float:

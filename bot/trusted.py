@@ -29,7 +29,7 @@ from bot.errors import Fault, UserError
 from bot.model import Change, digest
 from bot.policy import Policy
 
-__all__ = ["FOLDER", "POLICY_PATH", "Books", "read_books"]
+__all__ = ["FOLDER", "POLICY_NAME", "POLICY_PATH", "Books", "known_cells", "read_books"]
 
 FOLDER, POLICY_NAME = "contracts", "policy.yaml"
 ANCHORS = PurePosixPath(anchors_file.FOLDER)
@@ -253,13 +253,13 @@ def _load(op: str, path: str, text: bytes, cache: Cache) -> Contract:
     if contract.op != op:
         message = f"`op` is `{contract.op}`; the file's name says `{op}`"
         raise UserError(faults=[Fault(path, 0, 0, message)])
-    faults = _cells(contract, cache)
+    faults = known_cells(contract, cache)
     if faults:
-        raise UserError(faults=[Fault(path, 0, 0, fault) for fault in faults])
+        raise UserError(faults=[Fault(path, 0, 0, f"{name}: {text}") for name, text in faults])
     return contract
 
 
-def _cells(contract: Contract, cache: Cache) -> list[str]:
+def known_cells(contract: Contract, cache: Cache) -> list[tuple[str, str]]:
     """Covering arrays take long to find and are the same each time. Returns what is wrong."""
     found = cache.get("cells", contract.fingerprint)
     if isinstance(found, dict):

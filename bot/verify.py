@@ -29,15 +29,23 @@ from bot.run import run_plan
 
 __all__ = ["Verification", "verify"]
 
+# What tells that a machine has a device of a kind, and what people call it.
+TOOLS = {"cpu": "sh", "cuda": "nvidia-smi", "npu": "npu-smi"}
+DEVICES = {"cpu": "a CPU", "cuda": "a CUDA device", "npu": "an NPU"}
+
 
 @dataclass(slots=True)
 class Verification:
-    """What was found: warnings, verdicts of both stages, rows with their times."""
+    """What was found: warnings, verdicts of both stages, rows with their times.
+
+    `missing`: what this machine lacks to time the rows.
+    """
 
     warnings: list[str] = field(default_factory=list)
     correctness: list[Row] = field(default_factory=list)
     benchmark: list[Row] = field(default_factory=list)
     times: list[RowEvidence] = field(default_factory=list)
+    missing: str = ""
 
     @property
     def is_correct(self) -> bool:
@@ -105,22 +113,48 @@ def verify(
     request = Request(base=reference, head=None, trusted=reference)
     analysis = analyse(repository, request)
     found = Verification(warnings=list(_warnings(analysis)))
-    here = _here(analysis.books.policy, lanes)
-    jobs = [_chosen(job, rows) for job in analysis.plan.jobs if job.lane in here]
-    jobs = [job for job in jobs if job.cells]
-    first = [job for job in jobs if _kind(job) in CORRECTNESS]
-    second = [job for job in jobs if _kind(job) == "benchmark"]
+    policy = analysis.books.policy
+    here = _here(policy, lanes)
+    asked = [_chosen(job, rows) for job in analysis.plan.jobs if not lanes or job.lane in here]
+    checks = [job for job in asked if _kind(job) in CORRECTNESS]
+    timed = [job for job in asked if _kind(job) == "benchmark"]
+    if rows and timed and not any(job.cells for job in timed):
+        named = dict.fromkeys(row for job in _timing(analysis.plan) for row in job.cells)
+        raise UserError(f"no row matches {', '.join(rows)}; there are {', '.join(named)}")
+    first = [job for job in checks if job.lane in here]
+    second = [job for job in timed if job.lane in here and job.cells]
+    if checks and not first:
+        raise InfraError(f"{_absent(policy, checks)}: nothing can be checked here")
     if not first:
         raise UserError(
-            "no lane that runs here checks what the work tree changes; `fla-bot check` says what"
-            " it touches"
+            "no lane checks what the work tree changes; `fla-bot check` says what it touches"
         )
     found.correctness, _ = _run(repository, analysis, first, evidence_dir, progress)
-    if found.is_correct and second:
+    if not found.is_correct:
+        return found
+    if second:
         found.benchmark, found.times = _run(repository, analysis, second, evidence_dir, progress)
-    elif found.is_correct:
-        found.warnings.append("no benchmark lane runs here, or no row has such a name")
+    elif timed:
+        found.missing = f"{_absent(policy, timed)}: what is correct here was not timed"
+    else:
+        found.warnings.append(_untimed(analysis.plan))
     return found
+
+
+def _timing(plan: Plan) -> list[Job]:
+    return [job for job in plan.jobs if _kind(job) == "benchmark"]
+
+
+def _absent(policy: Policy, jobs: Sequence[Job]) -> str:
+    """The lanes of jobs that want a device which is not here."""
+    wants = {job.lane: DEVICES[policy.lanes[job.lane].device] for job in jobs}
+    return "; ".join(f"{lane} wants {device}, there is none here" for lane, device in wants.items())
+
+
+def _untimed(plan: Plan) -> str:
+    if lanes := sorted({job.lane for job in _timing(plan)}):
+        return f"nothing is timed by the lanes that were asked for; {', '.join(lanes)} would"
+    return "the contract names no benchmark lane for what changed: nothing is timed"
 
 
 def _kind(job: Job) -> str:
@@ -133,8 +167,7 @@ def _here(policy: Policy, asked: Sequence[str]) -> set[str]:
     if unknown:
         known = ", ".join(sorted(policy.lanes))
         raise UserError(f"no lane `{unknown[0]}`; the policy has {known}")
-    tools = {"cpu": "sh", "cuda": "nvidia-smi", "npu": "npu-smi"}
-    return set(asked) or {n for n, lane in policy.lanes.items() if shutil.which(tools[lane.device])}
+    return set(asked) or {n for n, lane in policy.lanes.items() if shutil.which(TOOLS[lane.device])}
 
 
 def _chosen(job: Job, patterns: Sequence[str]) -> Job:

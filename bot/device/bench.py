@@ -24,7 +24,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ from bot.device.say import environment, say
 from bot.device.trial import Trial
 from bot.evidence import HUGE, Audit, Costs
 from bot.model import Outcome
+from bot.statistics import FEWEST, decisive, log_ratio, side
 from bot.tree import TreeFinder, load
 
 __all__ = ["Bench", "main"]
@@ -63,9 +66,11 @@ class Bench:
         quads: int,
         references: Mapping[str, Callable[..., Any]],
         show: Callable[[str, dict[str, Any]], None],
+        edges: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.rows, self.runners, self.device = list(rows), runners, device
         self.quads, self.references, self.show = quads, references, show
+        self.edges = edges
         self.read = reader(device)
         self.content = Content(device)
         self.payloads: list[bytes] = []
@@ -73,8 +78,13 @@ class Bench:
         self.stages: dict[str, float] = {}
 
     def run(self, targets: Sequence[str], restarts: int, start_timeout_s: float) -> None:
-        """Every restart has fresh processes, rows in random order, and a random first arm."""
+        """Every restart has fresh processes, rows in random order, and a random first arm.
+
+        A row that is settled by then is not measured again.
+        """
         for number in range(restarts):
+            if number and not any(map(self._is_open, self.rows)):
+                break
             self.content.close()
             # One order for both arms: who compiles first does not pay for the other rows.
             self.rows.sort(key=lambda _: secrets.randbits(30))
@@ -83,20 +93,35 @@ class Bench:
             else:
                 with self._stage("start"):
                     self._start(ARMS, targets, start_timeout_s)
-            self._each(lambda row, n=number: self._measure(row, n))  # type: ignore[misc]
-            if number == restarts - 1:
-                with self._stage("costs"):
-                    self._each(self._costs)
+            self._each(lambda row, n=number: self._measure(row, n), self._is_open)  # type: ignore[misc]
             for row in self.rows:
                 self.show("row", row.evidence().model_dump(mode="json"))
             self.show("progress", {"restart": number + 1, "of": restarts})
+        with self._stage("costs"):
+            self._each(self._costs)
+        for row in self.rows:
+            self.show("row", row.evidence().model_dump(mode="json"))
         self.content.close()
         for runner in self.runners.values():
             runner.close()
 
+    def _is_open(self, row: Row) -> bool:
+        """Whether a row can be measured, and its time is not yet known well enough."""
+        edge = self.edges.get(row.name)
+        if row.fault or edge is None or row.mode != "graph":
+            return not row.fault
+        restarts = (times.evidence() for times in row.restarts)
+        found = [log_ratio(r.base, r.head) for r in restarts if r.is_whole]
+        return len(found) < FEWEST or side(decisive(found), edge) == "open"
+
     def _begin(self, targets: Sequence[str], start_timeout_s: float) -> None:
-        """The merge base alone, before any code of head has run; then head."""
+        """First calls; the merge base alone, while no process of head is there; then head."""
         with self._stage("start"):
+            self._start(ARMS, targets, start_timeout_s)
+        self._each(self._first_call)
+        self.content.close()  # what head has seen is not what it will be measured with
+        with self._stage("start"):
+            self.runners["head"].stop(start_timeout_s)
             self._start(("base",), targets, start_timeout_s)
         with self._stage("calibrate"):
             self._each(self._calibrate)
@@ -158,25 +183,28 @@ class Bench:
         for runner in told:
             runner.wait()
 
-    def _load(self, row: Row, names: Sequence[str]) -> None:
-        """Content, and the first call."""
+    def _first_call(self, row: Row) -> None:
+        """Compiling is most of a job's first minutes: each arm has a core for it."""
+        row.first_call_s = self._load(row, ARMS, "compile")
+
+    def _load(self, row: Row, names: Sequence[str], stage: str = "load") -> dict[str, float]:
+        """Content, and a first call of all arms at once; how many seconds each took."""
         with self._stage("content"):
+            self.content.send([self.runners[name] for name in names], self.content.keys(row))
             order = self.content.order(row)
-            runners = [self.runners[name] for name in names]
-            self.content.send(runners, self.content.keys(row))
-        size = REPORT_BYTES + row.shared_bytes
-        with self._stage("load"):
-            for runner in runners:
-                fd, runner.shared = shared_memory(size)
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZED)
-                began = time.perf_counter()
-                runner.post({**order, "do": "row", "size": size, "report": REPORT_BYTES}, fd)
-                os.close(fd)
-                if len(runners) == 1:
-                    runner.wait()
-                    row.first_call_s.setdefault(runner.name, time.perf_counter() - began)
-            for runner in runners if len(runners) > 1 else ():
-                runner.wait()
+        with self._stage(stage), ThreadPoolExecutor(len(names)) as pool:
+            futures = {name: pool.submit(self._begin_row, row, name, order) for name in names}
+        return {name: future.result() for name, future in futures.items()}
+
+    def _begin_row(self, row: Row, name: str, order: dict[str, Any]) -> float:
+        """Seconds until an arm has made one call."""
+        runner, size = self.runners[name], REPORT_BYTES + row.shared_bytes
+        fd, runner.shared = shared_memory(size)
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZED)
+            return runner.ask({**order, "do": "row", "size": size, "report": REPORT_BYTES}, fd)
+        finally:
+            os.close(fd)
 
     def _capture(self, row: Row, names: Sequence[str]) -> None:
         """Slots and graphs; eager in both arms if one of them cannot be captured."""
@@ -267,10 +295,7 @@ class Bench:
         found = Times(names[0])
         if number == 0:
             found.alone = row.alone
-            self._load(row, ("head",))
-            self._load(row, ("base",))
-        else:
-            self._load(row, ARMS)
+        self._load(row, ARMS)
         parts = ALLOCATIONS if self._moves(row) else 1
         for _ in range(parts):
             # Which arm's memory was laid out first must not be a constant either.
@@ -389,7 +414,13 @@ def main() -> None:
     }
     runners["head"].keywords = order["keywords"]
     bench = Bench(
-        rows, runners, order["device"], quads=order["quads"], references=references, show=say
+        rows,
+        runners,
+        order["device"],
+        quads=order["quads"],
+        references=references,
+        show=say,
+        edges=order["edges"],
     )
     before = bench.read() | ceilings(order["device"])
     machine = environment(order).model_copy(update={"before": before})

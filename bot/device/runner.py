@@ -55,6 +55,12 @@ class Runner:
             self._send(self.orders, {"do": "restart"}, theirs.fileno())
         self._send(self.channel, {"targets": list(targets), "keywords": self.keywords})
 
+    def stop(self, timeout_s: float) -> None:
+        """End the process with all that it left behind, and wait for that."""
+        self.close()
+        self._send(self.orders, {"do": "stop"})
+        self._expect(self.orders, READY, timeout_s)
+
     def wait_start(self, timeout_s: float) -> None:
         """Until it has imported."""
         self._expect(self.orders, READY, timeout_s)

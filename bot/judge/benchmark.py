@@ -11,17 +11,16 @@ from statistics import fmean, median
 
 from bot.cells import call, cell_variables, complete
 from bot.contract import Benchmark, Contract, EntryPoint
-from bot.evidence import Evidence, Restart, RowEvidence
+from bot.evidence import Evidence, RowEvidence
 from bot.expression import expression
 from bot.judge.verdicts import Finding
 from bot.model import Job, Outcome, Verdict
 from bot.policy import Margins, Policy
-from bot.statistics import Interval, interval, log_ratio
+from bot.statistics import FEWEST, Interval, decisive, interval, log_ratio, side
 
 __all__ = ["Speed", "judge", "ratios", "speed"]
 
 LEVEL = 0.95
-FEWEST_RESTARTS = 3
 MOST_DROPPED = 0.2
 # Below this share of what the machine's ceilings allow, the work was not done.
 FLOOR_SHARE = 0.9
@@ -77,22 +76,17 @@ def speed(row: RowEvidence) -> Speed | None:
     A restart is one measurement: processes, memory and graphs are its own, its blocks are not
     independent.
     """
-    whole = [restart for restart in row.restarts if _is_whole(restart)]
+    whole = [restart for restart in row.restarts if restart.is_whole]
     if not whole:
         return None
     times = [median(t for r in whole for t in getattr(r, arm)) for arm in ("base", "head")]
-    return Speed(times[0], times[1], interval(ratios(row), LEVEL))
+    return Speed(times[0], times[1], decisive(ratios(row)))
 
 
 def ratios(row: RowEvidence) -> list[float]:
     """Log head/base of each complete restart, those of earlier runs first."""
-    whole = (restart for restart in row.restarts if _is_whole(restart))
+    whole = (restart for restart in row.restarts if restart.is_whole)
     return [*row.earlier, *(log_ratio(restart.base, restart.head) for restart in whole)]
-
-
-def _is_whole(restart: Restart) -> bool:
-    times = (restart.base, restart.head)
-    return len(times[0]) == len(times[1]) >= 2 and all(t > 0 for arm in times for t in arm)
 
 
 def judge(
@@ -174,8 +168,7 @@ class _Case:
 
     @property
     def _margin(self) -> float:
-        memory_bound = self.spec.margin == "memory_bound"
-        return self.margins.memory_bound if memory_bound else self.margins.chunked
+        return self.margins.share(self.spec.margin)
 
     def verdict(self, due: Mapping[str, Mapping[str, float]]) -> tuple[Verdict, str]:
         """The first thing that decides."""
@@ -188,9 +181,9 @@ class _Case:
         if void:
             return void
         found = speed(self.row)
-        whole = sum(map(_is_whole, self.row.restarts))
-        if found is None or whole < FEWEST_RESTARTS:
-            return Verdict.LOST, f"{whole} complete restarts, {FEWEST_RESTARTS} are needed"
+        whole = sum(r.is_whole for r in self.row.restarts)
+        if found is None or whole < FEWEST:
+            return Verdict.LOST, f"{whole} complete restarts, {FEWEST} are needed"
         fault = self._impossible(found) or self._interference() or self._deferred(found)
         if fault:
             return Verdict.FAIL, f"{fault} ({found})"
@@ -286,7 +279,7 @@ class _Case:
     def _shifted(self) -> str | None:
         """A merge base that is slower beside head than alone, by what would decide the row."""
         alone = [math.log(t) for r in self.row.restarts for t in r.alone if t > 0]
-        beside = [math.log(median(r.base)) for r in self.row.restarts if _is_whole(r)]
+        beside = [math.log(median(r.base)) for r in self.row.restarts if r.is_whole]
         if not alone or not beside or not self.gates or self.row.mode != "graph":
             return None
         first, second = interval(alone, LEVEL), interval(beside, LEVEL)
@@ -333,10 +326,10 @@ class _Case:
                 return Verdict.FAIL, f"slower: {found}; eager, margin {EAGER_MARGIN:.0%}"
             return Verdict.PASS, f"{found}; eager, shown ({self.row.why})"
         share = self._margin
-        edge = math.log1p(share)
-        if mean + half < edge:
+        where = side(found.ratio, math.log1p(share))
+        if where == "within":
             return Verdict.PASS, str(found)
-        if mean - half > 0 and mean >= edge:
+        if where == "beyond":
             return Verdict.FAIL, f"slower: {found}; margin {share:.1%}"
         return Verdict.NOT_PROVEN, f"{found}; neither within the margin of {share:.1%} nor beyond"
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from bot.change import Repository
 from bot.contract import Contract
 from bot.evidence import Evidence, RowEvidence
 from bot.lanes.job import ARMS, START_TIMEOUT_S, Keywords, Progress
-from bot.lanes.result import evidence_of, read_message, told
+from bot.lanes.result import evidence_of, finished, read_message, told
 from bot.lanes.session import Session
 from bot.model import Job, Plan
-from bot.policy import Policy
+from bot.policy import Margins, Policy
+from bot.statistics import MOST
 
-__all__ = ["run_benchmark"]
+__all__ = ["edges", "run_benchmark"]
 
 # A restart is one measurement: the interval is taken over them.
-RESTARTS, QUADS = 5, 6
+QUADS = 6
 
 
 def run_benchmark(
@@ -57,14 +59,28 @@ def run_benchmark(
                 "call_timeout_s": lane.call_timeout_s,
                 "start_timeout_s": START_TIMEOUT_S,
                 "keywords": keywords or {},
-                "restarts": RESTARTS,
+                "edges": edges(contract, policy.margins, job.cells),
+                "restarts": MOST,
                 "quads": QUADS,
             }
             lines += _drive(session, policy, order, job, progress)
+        except KeyboardInterrupt as stop:
+            session.stopped = str(stop) or "SIGINT"
         finally:
             session.kill()
             session.keep_logs(logs, job.id)
-    return _evidence(plan, job, lines, session, time.monotonic() - began)
+    return finished(session, _evidence(plan, job, lines, session, time.monotonic() - began))
+
+
+def edges(contract: Contract, margins: Margins, rows: Sequence[str]) -> dict[str, float]:
+    """By row, the log of how much slower it may get; nothing for rows that never gate."""
+    found = {}
+    for name in rows:
+        entry, _, row = name.partition("/")
+        margin = contract.entry_points[entry].benchmarks[row].margin
+        if margin != "shown":
+            found[name] = math.log1p(margins.share(margin))
+    return found
 
 
 def _drive(

@@ -11,6 +11,7 @@ import secrets
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from bot.change import Repository
 from bot.contract import Contract
 from bot.evidence import CellEvidence, Evidence, KernelEvidence, RouteEvidence
 from bot.kernels import most_configurations
-from bot.lanes.result import evidence_of, read_message, told
+from bot.lanes.result import evidence_of, finished, read_message, told
 from bot.lanes.session import Session
-from bot.model import Job, Plan
+from bot.model import Job, Outcome, Plan
 from bot.plan import find_cells
 from bot.policy import Lane, Policy
 
@@ -70,11 +71,25 @@ def run_job(
                 order["configurations"] = counted.least
                 due = counted.least if counted.is_complete else None
             lines += _drive(session, policy, order, job, pairs, progress)
+        except KeyboardInterrupt as stop:
+            session.stopped = str(stop) or "SIGINT"
         finally:
             session.kill()
             session.keep_logs(logs, job.id)
     found = _evidence(plan, job, lines, session, time.monotonic() - began)
-    return found.model_copy(update={"configurations": due})
+    found = found.model_copy(update={"configurations": due})
+    return finished(session, found if found.complete else _whole_cells(found, due or 0))
+
+
+def _whole_cells(found: Evidence, due: int) -> Evidence:
+    """Without cells whose configurations were cut short: as a verdict they would be too few.
+
+    What ended otherwise than it should is kept: it stays red.
+    """
+    counts = Counter(cell.cell for cell in found.cells)
+    bad = {cell.cell for cell in found.cells if cell.head is not Outcome.RAN}
+    kept = [c for c in found.cells if counts[c.cell] >= due or c.cell in bad]
+    return found.model_copy(update={"cells": kept})
 
 
 def _names(number: int) -> tuple[str, str]:

@@ -39,7 +39,10 @@ NEEDS: dict[Level, frozenset[str]] = {
         | {f"{name}-{how}" for name in _SECRETS for how in ("unreadable", "unwritable")}
     ),
 }
+# A cap on memory depends on the machine's control groups, and is part of no level.
+_KNOWN = frozenset[str].union(*NEEDS.values()) | {"memory-capped"}
 LEVELS: tuple[Level, ...] = ("process", "user", "namespace")
+SHOWN = 4
 SAMPLE = 8
 PROBE_TIMEOUT_S = 60.0
 
@@ -67,9 +70,14 @@ class Protection:
 
 
 def sentence(environment: Environment) -> str:
-    """One line for a person."""
-    held = ", ".join(environment.protections) or "nothing held"
-    return f"sandbox: {environment.protection} ({held})"
+    """One line for a person: how many protections held, and which did not."""
+    held = environment.protections
+    missing = sorted(_KNOWN - set(held))
+    shown = ", ".join(missing[:SHOWN])
+    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+    without = f"; without {shown}{more}" if missing else ""
+    counts = f"{len(held)} of {len(_KNOWN)} protections held"
+    return f"sandbox: {environment.protection} ({counts}{without})"
 
 
 def advice(environment: Environment) -> str:

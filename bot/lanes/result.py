@@ -15,10 +15,18 @@ from bot.evidence import Environment, Evidence
 from bot.lanes.session import Session
 from bot.model import Job, Plan
 
-__all__ = ["evidence", "evidence_of", "read_message", "told"]
+__all__ = ["Interrupted", "evidence", "evidence_of", "finished", "read_message", "told"]
 
 Model = TypeVar("Model", bound=BaseModel)
 Lines = Sequence[dict[str, Any]]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended a job; its workers are gone, `evidence` is what was measured by then."""
+
+    def __init__(self, signal: str, evidence: Evidence) -> None:
+        self.evidence = evidence
+        super().__init__(signal)
 
 
 def read_message(line: bytes) -> dict[str, Any]:
@@ -46,17 +54,28 @@ def _unfinished(lines: Lines, session: Session) -> str:
     """Why the lines are not all that was due; empty if they are."""
     if any("end" in message for message in lines):
         return ""
+    if session.stopped:
+        return f"{session.stopped} interrupted it; run again to go on"
     return "the lane's time was over" if session.timed_out else "the device process ended early"
 
 
 def evidence_of(plan: Plan, job: Job, lines: Lines, session: Session, **found: Any) -> Evidence:
     """Evidence from what a device process told; `found`: the lists that the lane's kind fills."""
     machines = told(lines, "environment", Environment)
+    if not machines and session.stopped:
+        raise KeyboardInterrupt(session.stopped)
     if not machines:
         last = session.logs["device"].last_line()
         raise InfraError(f"the device process did not start: {last or 'no message'}")
     environment = session.protection.into(machines[-1])
     return evidence(plan, job, _unfinished(lines, session), environment, **found)
+
+
+def finished(session: Session, found: Evidence) -> Evidence:
+    """What a job found, once its session is over; Interrupted if that was a signal's doing."""
+    if session.stopped:
+        raise Interrupted(session.stopped, found)
+    return found
 
 
 def evidence(plan: Plan, job: Job, note: str, environment: Environment, **found: Any) -> Evidence:

@@ -109,6 +109,7 @@ class Session:
         self.notes: list[str] = []
         self.protection = Protection(frozenset())
         self.timed_out = self.ended = False
+        self.stopped = ""  # the signal that ended the job
         self.lock = threading.RLock()
 
     def __enter__(self) -> Session:

@@ -22,6 +22,7 @@ from bot.model import (
     Verdict,
     digest,
 )
+from bot.report.contract import sentences
 
 __all__ = ["Facts", "checklist", "conclude", "job_item", "rules_item"]
 
@@ -121,12 +122,8 @@ def _weakened_items(facts: Facts) -> Iterator[ChecklistItem]:
     """Edits of contracts, references, the policy, and of what judges or builds."""
     for op, edits in facts.edits.items():
         name, weaker = f"contract-change:{op}", [edit for edit in edits if edit.kind == "weaker"]
-        shown = "; ".join(
-            f"{e.place}: {e.before[:80] or 'absent'} -> {e.after[:80] or 'removed'}"
-            for e in weaker[:5]
-        )
-        if len(weaker) > 5:
-            shown += f"; and {len(weaker) - 5} more"
+        said = [text for _, text in sentences(weaker)]
+        shown = "; ".join(said[:5]) + (f"; and {len(said) - 5} more" if len(said) > 5 else "")
         code = digest([edit.model_dump() for edit in edits])
         if weaker:
             yield _human(name, f"the contract of {op} is weakened", code, shown)

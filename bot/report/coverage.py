@@ -42,21 +42,26 @@ def _counts(cells: Sequence[CellCoverage]) -> str:
 def _point(console: Console, point: EntryCoverage, most: int | None) -> None:
     _line(console, f"  {point.entry_point}: {_counts(point.cells)}; {point.calls} recorded calls")
     missing = [f"{cell.cell}{_half(cell)}" for cell in point.cells if not cell.exercised]
-    if most is None:
-        for cell in point.cells:
-            if cell.forward:
-                _line(console, f"      {cell.cell}")
-                _line(console, f"          forward {_names(cell.forward)}")
-                if cell.backward:
-                    _line(console, f"          backward {_names(cell.backward)}")
     _list(console, "not exercised", missing, most)
     unseen = [f"{axis}: {', '.join(values)}" for axis, values in point.unseen.items()]
     _list(console, "values that no recorded call has", unseen, most)
     blurred = [f"{axis}: {', '.join(values)}" for axis, values in point.blurred.items()]
     _list(console, "values that a call cannot tell apart, counted for each", blurred, most)
-    strays = sorted(point.strays, key=lambda stray: -stray.tests)
-    shown = [f"{stray.tests} tests: {stray.why}; {stray.test}" for stray in strays]
+    shown = [f"{stray.tests} tests: {stray.why}; {stray.test}" for stray in point.strays]
     _list(console, "calls that match no cell", shown, most)
+    if most is None:
+        _called(console, [cell for cell in point.cells if cell.forward])
+
+
+def _called(console: Console, cells: Sequence[CellCoverage]) -> None:
+    """Cells and the tests or lanes that called them."""
+    if cells:
+        _line(console, f"    called ({len(cells)}):")
+    for cell in cells:
+        _line(console, f"      {cell.cell}")
+        _line(console, f"          forward {_names(cell.forward)}")
+        if cell.backward:
+            _line(console, f"          backward {_names(cell.backward)}")
 
 
 def _half(cell: CellCoverage) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bot.anchors import Anchors
 from bot.contract import Contract
-from bot.evidence import CellEvidence, Evidence, OutputFigures
+from bot.evidence import CellEvidence, Evidence, KernelEvidence, OutputFigures
 from bot.judge.correctness import OUTCOMES, Limits, limits, measures
 from bot.model import Outcome
 from bot.plan import find_cells
@@ -17,15 +17,26 @@ from bot.text import printable
 
 __all__ = ["describe"]
 
+_COLUMNS = {
+    "budget": "rms error relative to the reference, against the contract's cap",
+    "tile": "error of the worst tile, in errors of the merge base there",
+    "row": "error of the worst vector along the last axis, likewise",
+    "tail": "error of the worst element, in half roundings of the dtype",
+    "rms": "the error of `budget`, against the merge base's own on the same inputs",
+    "slope": "a factor on all of the output",
+    "anchor": "the error of `budget`, against the one that is frozen",
+    "worst": "the figure that is nearest to its limit, and where it was taken",
+}
+
 
 def describe(
     evidence: Evidence, contract: Contract, policy: Policy, anchors: Anchors | None
 ) -> tuple[list[str], bool]:
-    """Lines, and whether every figure is within its limit."""
+    """Lines, those that explain the columns first, and whether every figure is within its limit."""
     known: Mapping[str, Mapping[str, float]] = {}
     if anchors is not None and evidence.lane in anchors.lanes:
         known = anchors.lanes[evidence.lane].cells
-    lines, good = [], evidence.complete
+    lines, good = list(_legend(evidence)), evidence.complete
     if not evidence.complete:
         lines.append(f"not complete: {evidence.note}")
     for found in evidence.cells:
@@ -34,9 +45,26 @@ def describe(
         said, fine = _cell(found, of_cell)
         lines, good = [*lines, *said], good and fine
     for kernel in evidence.kernels:
-        lines.append(f"kernel {kernel.kernel}: changed {kernel.changed}, raised {kernel.raised}")
+        lines.append(f"kernel {kernel.kernel}: {_tried(kernel)}")
         good = good and kernel.changed is not False and kernel.raised is not False
     return [printable(line) for line in lines], good
+
+
+def _legend(evidence: Evidence) -> Iterator[str]:
+    """What the columns of the tables mean."""
+    if any(draw.outputs for cell in evidence.cells for draw in cell.draws):
+        yield "columns are figure/limit; what is above its limit is named behind OVER:"
+        width = max(map(len, _COLUMNS))
+        yield from (f"  {name.ljust(width)}  {text}" for name, text in _COLUMNS.items())
+
+
+def _tried(kernel: KernelEvidence) -> str:
+    """What leaving a kernel out and making it fail did."""
+    if kernel.share is not None:
+        return f"not declared, {kernel.share:.0%} of the device time"
+    without = {None: "not tried", True: "the results change", False: "the results are the same"}
+    failing = {None: "not tried", True: "the call fails", False: "the call goes on"}
+    return f"left out: {without[kernel.changed]}; made to fail: {failing[kernel.raised]}"
 
 
 def _cell(found: CellEvidence, known: Limits) -> tuple[list[str], bool]:
@@ -45,8 +73,9 @@ def _cell(found: CellEvidence, known: Limits) -> tuple[list[str], bool]:
     good = found.head is Outcome.RAN
     if not good:
         lines.append(f"  head: {found.head}: {OUTCOMES[found.head]}, seed {found.failed_seed}")
-    base = "" if found.base is Outcome.RAN else f" ({found.base}); the reference stands in"
-    lines.append(f"  base: {found.base_form}{base}")
+    # A merge base that ran and gave what is not finite is no measure either.
+    instead = f"the reference in its dtype ({found.base} at the merge base)"
+    lines.append(f"  merge base: {'its kernel' if found.base_form == 'kernel' else instead}")
     for draw in found.draws:
         lines.append(f"  seed {draw.seed}")
         table, fine = _table(draw.outputs, known)

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
@@ -11,7 +14,7 @@ from rich.text import Text
 from bot.model import CheckState, ItemState, Report, Severity, Verdict
 from bot.text import printable
 
-__all__ = ["console", "show"]
+__all__ = ["console", "nearest", "show"]
 
 MAX_ROWS = 5
 _MARK = {
@@ -55,6 +58,26 @@ def _more(console: Console, count: int) -> None:
         _line(console, f"and {count - MAX_ROWS} more, see --format json", "dim")
 
 
+def nearest(tests: Iterable[str], changed: Iterable[str]) -> list[str]:
+    """Tests in the order in which an author would run them: those first that mirror a changed file.
+
+    What counts is how many words of its path a test shares with one changed file, and then how few
+    others it has.
+    """
+    own = [_words(path) for path in changed]
+
+    def rank(test: str) -> tuple[int, int, str]:
+        words = _words(test)
+        return -max((len(words & other) for other in own), default=0), len(words), test
+
+    return sorted(tests, key=rank)
+
+
+def _words(path: str) -> frozenset[str]:
+    """The words of a path but `test`, which all tests share, and the ending."""
+    return frozenset(re.split(r"[/_.-]", path.removesuffix(".py"))) - {"test", "tests", ""}
+
+
 def show(report: Report, console: Console) -> None:
     """Print a report."""
     change = report.change
@@ -70,8 +93,7 @@ def show(report: Report, console: Console) -> None:
     for line in report.scope.widened[:MAX_ROWS]:
         _line(console, f"widened: {line}", "yellow")
     _more(console, len(report.scope.widened))
-    tests = report.impact.tests
-    if tests:
+    if tests := nearest(report.impact.tests, report.change.files):
         rest = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
         _line(console, f"tests that reach it: {', '.join(tests[:3])}{rest}", "dim")
     for finding in report.findings[:MAX_ROWS]:

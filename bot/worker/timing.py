@@ -61,10 +61,14 @@ def main(argv: Sequence[str]) -> None:
         import triton  # noqa: F401  # so that no restart pays for it
     make_subreaper(on=True)
     while True:
-        _, (fd, *_) = receive(orders)
+        order, fds = receive(orders)
         # Ours, those of the process before included: they would run beside the next one.
         while left := below(os.getpid()):
             kill_all(left)
+        if order["do"] == "stop":
+            orders.sendall(READY)
+            continue
+        (fd,) = fds
         if os.fork() == 0:
             die_with_parent()
             orders.close()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import bot.cells
 from bot.amendment import edits
-from bot.cells import check_cells
+from bot.cells import cells, check_cells
+from bot.change import Repository
+from bot.check import Request, analyse
+from bot.cli import main
 from bot.contract import Contract, load
 from bot.errors import UserError
 from bot.policy import load as load_policy
-from bot.report.contract import describe
+from bot.report.contract import describe, sentences
+from tests.conftest import ROOT, Workbench
 
 
 def faults(text: bytes) -> list[tuple[int, int, str]]:
@@ -81,8 +88,9 @@ def test_names_that_point_nowhere(contract_text: bytes) -> None:
         (b"a: !!python/object:os.system x\n", ""),
         (b"[" * 100 + b"]" * 100, "nested too deeply"),
         (b"x" * (2 << 20), "limit"),
-        (b"", "object"),
-        (b"- 1\n", "object"),
+        (b"", "the file is empty; `fla-bot init` writes"),
+        (b"# nothing\n", "the file is empty"),
+        (b"- 1\n", "the file: expected a mapping"),
     ],
 )
 def test_yaml_that_is_no_contract(text: bytes, word: str) -> None:
@@ -249,7 +257,7 @@ def test_cell_that_cannot_be_built_is_a_fault(
     contract_text: bytes, old: str, new: str, words: str
 ) -> None:
     contract = load(edited(contract_text, (old, new)), "c.yaml")
-    assert any(words in fault for fault in check_cells(contract))
+    assert any(words in fault for _, fault in check_cells(contract))
 
 
 @pytest.mark.parametrize(
@@ -283,3 +291,164 @@ def test_equal_contracts_have_no_edits(contract_text: bytes) -> None:
     trusted = load(contract_text, "c.yaml")
     assert edits(trusted, load(contract_text + b"# a comment\n", "c.yaml")) == []
     assert isinstance(trusted, Contract)
+
+
+def test_a_predicate_that_reads_a_variable_is_told_what_it_may_read(contract_text: bytes) -> None:
+    broken = edited(
+        contract_text, ("when: x.dtype == fp32", "when: T == 33"), ("- layout !=", "- x !=")
+    )
+    said = [fault[2] for fault in faults(broken)]
+    assert "`T == 33`: unknown name `T`; a predicate reads the arguments of a call: eps, x" in said
+    assert any("a constraint reads axes: direction, dtype, eps, layout" in text for text in said)
+
+
+def test_no_message_speaks_of_python_s_own_files(contract_text: bytes) -> None:
+    broken = edited(contract_text, ("when: x.dtype == fp32", "when: (x.dtype"))
+    assert faults(broken)[0][2] == "`(x.dtype` is not an expression: '(' was never closed"
+
+
+def test_value_of_no_plain_kind_is_one_fault(contract_text: bytes) -> None:
+    broken = edited(contract_text, ("T: 33, H", "T: [1], H"), ("grad: true", "grad: yes"))
+    assert [fault[2] for fault in faults(broken)] == [
+        "`entry_points.l2norm.variables.T`: expected a number, text, true, false or null",
+        "`entry_points.l2norm.args.x.grad`: expected true or false",
+    ]
+
+
+def validated(
+    repo: Workbench, capsys: pytest.CaptureFixture[str], text: bytes, name: str = "l2norm"
+) -> tuple[int, str, list[str]]:
+    path = repo.path / f"contracts/{name}.yaml"
+    path.write_bytes(text)
+    status = main(["contract", "validate", str(path)])
+    said = capsys.readouterr()
+    lines = [line.removeprefix(f"fla-bot: {path}:") for line in said.err.splitlines()]
+    return status, said.out, lines
+
+
+def test_validate_holds_a_contract_against_policy_and_tree(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str], contract_text: bytes
+) -> None:
+    assert validated(kernels, capsys, contract_text)[0] == 0
+    broken = edited(
+        contract_text,
+        ('"correctness:sm90", ', '"correctness:sm99", '),
+        ("target: fla.modules.l2norm:l2norm", "target: fla.modules.l2norm:l2nrom"),
+        ("reference: fla.modules.l2norm_naive", "reference: fla.modules.naive"),
+        ("kernels: [l2norm_fwd_kernel", "kernels: [l2norm_forward_kernel"),
+        ("4.0e-4, bf16: 3.0e-3}", "4.0e-4}"),
+    )
+    status, out, said = validated(kernels, capsys, broken)
+    assert status == 1
+    assert "faults, see below" in out
+    wanted = {
+        '"correctness:sm99"': "lane `correctness:sm99` is not in the policy; name one of interpret",
+        "target:": "fla/modules/l2norm.py has no `l2nrom`; is it `l2norm`?",
+        "reference:": "there is no module fla.modules.naive in the tree; name the one that has",
+        "l2norm_forward_kernel": "no file of the tree defines a kernel `l2norm_forward_kernel`; is",
+        "budget: {fp32: 2": "`y` has no budget for bf16, which the axes set; add it",
+    }
+    for needle, words in wanted.items():
+        line, column = place(broken, needle)
+        assert any(text.startswith(f"{line}:{column}: {words}") for text in said), (needle, said)
+    assert len(said) == len(wanted)
+
+
+def test_validate_says_how_a_function_and_its_contract_differ(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str], contract_text: bytes
+) -> None:
+    renamed = contract_text.replace(b"eps", b"epsilon")
+    _, _, (said,) = validated(kernels, capsys, renamed)
+    assert "`epsilon` is no parameter; mend the contract or the function" in said
+    _, _, (said,) = validated(kernels, capsys, contract_text, "other")
+    line, column = place(contract_text, "op: l2norm")
+    assert said.startswith(f"{line}:{column}: `op` is `l2norm`; the file must be called l2norm")
+
+
+def test_validate_gives_a_place_to_cells_that_cannot_be_called(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str], contract_text: bytes
+) -> None:
+    _, _, said = validated(kernels, capsys, edited(contract_text, ("{D: 100}", "{D: -5}")))
+    line, column = place(contract_text, "axes:")
+    assert len(said) == 1  # however many cells have that width
+    assert said[0].startswith(f"{line}:{column}: axis letter `D` is -5, not a size: so that l2norm")
+
+
+def test_validate_names_what_a_draft_leaves_open(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str], contract_text: bytes
+) -> None:
+    draft = edited(contract_text, ("status: enforced", "status: draft"))
+    status, out, _ = validated(kernels, capsys, draft)
+    assert status == 0
+    assert "a draft that leaves nothing open: `status: enforced` makes it a gate" in out
+    vague = edited(draft, ("    lanes: [", "    open: [lanes, budgets]\n    lanes: ["))
+    _, out, _ = validated(kernels, capsys, vague)
+    assert "open in l2norm: lanes, budgets" in out
+    assert "filled in l2norm, and still in its `open`: lanes, budgets" in out
+
+
+def test_validate_says_what_it_could_not_look_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], contract_text: bytes
+) -> None:
+    (tmp_path / "l2norm.yaml").write_bytes(contract_text)
+    assert main(["contract", "validate", str(tmp_path / "l2norm.yaml")]) == 0
+    assert "not checked: there is no policy.yaml beside the file" in capsys.readouterr().out
+
+
+def test_show_lists_cells_and_does_not_search_for_them_twice(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = kernels.path / "contracts/l2norm.yaml"
+    contract = load(file.read_bytes(), "c.yaml")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernels.path))
+    assert main(["contract", "show", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"    {cell.id}\n" in shown for cell in cells(contract, "l2norm"))
+    monkeypatch.setattr(bot.cells, "_known", {})
+    monkeypatch.setattr(bot.cells, "_pairwise", None)
+    # What `show` has found serves the plan too.
+    with Repository(kernels.path) as repository:
+        analyse(repository, Request(head=None))
+    assert main(["contract", "show", str(file)]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_diff_reads_commits_and_tells_a_new_name_in_one_line(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(kernels.path)
+    path = "contracts/l2norm.yaml"
+    text = (kernels.path / path).read_text().replace("x.", "rows_.").replace("      x:", "      v:")
+    kernels.write({path: text.replace("rows_.", "v.").replace("bf16: 3.0e-3", "bf16: 4.0e-3")})
+    assert main(["contract", "diff", f"main:{path}", path]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "weaker   entry_points.l2norm.args: renamed x -> v, and so in 18 other places",
+        "weaker   entry_points.l2norm.outputs.y.budget.bf16: 0.003 -> 0.004",
+    ]
+    assert main(["contract", "diff", f"main:{path}", f"main:{path}"]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+    assert main(["contract", "diff", "main:l2norm.yaml", path]) == 1
+    assert "main has no file l2norm.yaml; paths start at the root" in capsys.readouterr().err
+    assert main(["contract", "diff", f"nowhere:{path}", path]) == 1
+    assert "`nowhere` is no commit here" in capsys.readouterr().err
+
+
+def test_long_values_are_shown_where_they_part(contract_text: bytes) -> None:
+    trusted = load(contract_text, "c.yaml")
+    long = "eps: {value: " + " + ".join(["eps"] * 25)
+    ends = [load(edited(contract_text, ("eps: {value: eps", f"{long} + {n}")), "c") for n in (1, 2)]
+    ((_, said),) = sentences(edits(*ends))
+    assert said.startswith("entry_points.l2norm.args.eps.value: ...")
+    assert said.endswith('+ eps + 2"')
+    dropped = edited(
+        contract_text, ('          d3: {set: {D: 3}, when: "x.shape[-1] <= 16"}\n', "")
+    )
+    ((_, said),) = sentences(edits(trusted, load(dropped, "c.yaml")))
+    assert said == "entry_points.l2norm.axes.width.values.d3: removed"
+
+
+def test_contract_of_the_guide_has_no_fault() -> None:
+    guide = (ROOT / "docs/contracts.md").read_text()
+    contract = load(guide.split("```yaml\n")[1].split("```")[0].encode(), "guide")
+    assert check_cells(contract) == []
+    assert edits(contract, contract) == []

@@ -228,14 +228,44 @@ def test_cells_are_told_apart_by_their_predicates() -> None:
     }
 
 
+def test_order_is_by_name_with_what_is_missing_first() -> None:
+    """Whatever order the recordings come in."""
+    points = CONTRACT.partition("entry_points:\n")[2]
+    contract = load((CONTRACT + points.replace("double:", "aside:", 1)).encode(), "toy.yaml")
+    calls = [one("int8", grad=False), one("float32", grad=True, backward=True)]
+    calls += [one("float16", grad=True), one("int16", grad=False)]
+    seen = []
+    for tests in (["t1", "t2"], ["t2", "t1"]):
+        found = Coverage({"toy": contract})
+        for test in tests:
+            for call in calls[:: 1 if test == "t1" else -1]:
+                found.points["toy", "double"].take(call_line(test, call))
+        seen.append(found.ops())
+    assert seen[0] == seen[1]
+    aside, double = seen[0][0].entry_points
+    assert (aside.entry_point, double.entry_point) == ("aside", "double")
+    assert [cell.cell for cell in double.cells] == [
+        "double[dtype=fp16,direction=forward]",
+        "double[dtype=fp32,direction=forward]",
+        "double[dtype=fp16,direction=backward]",
+        "double[dtype=fp32,direction=backward]",
+    ]
+    assert [cell.exercised for cell in double.cells] == [False, False, False, True]
+    assert double.cells[-1].forward == ["t1", "t2"]
+
+
+def call_line(test: str, call: dict[str, Any]) -> CallLine:
+    line = {"kind": "call", "test": test, "target": "toylib.op:double", **call}
+    found = parse(json.dumps(line).encode())
+    assert isinstance(found, CallLine)
+    return found
+
+
 def test_a_call_between_cells_names_what_it_combines() -> None:
     text = CONTRACT.replace("    lanes:", '    constraints: [dtype == "fp32"]\n    lanes:')
     contract = load(text.encode(), "toy.yaml")
     found = Coverage({"toy": contract})
-    line = {"kind": "call", "test": "t", "target": "toylib.op:double", **one("float16", grad=False)}
-    call = parse(json.dumps(line).encode())
-    assert isinstance(call, CallLine)
-    found.points["toy", "double"].take(call)
+    found.points["toy", "double"].take(call_line("t", one("float16", grad=False)))
     (stray,) = found.ops()[0].entry_points[0].strays
     assert stray.why == "no cell has dtype=fp16 with the rest of it"
 
@@ -289,7 +319,9 @@ def test_the_command_reads_a_recording(package: Path, capsys: pytest.CaptureFixt
         "test_toy.py::test_backward[float16]"
     ]
     assert main([*argv, "--op", "toy"]) == 1
-    assert "forward test_toy.py::test_forward" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "forward test_toy.py::test_forward" in text
+    assert text.index("not exercised (1):") < text.index("called (3):")
 
 
 def test_the_command_says_how_to_record(capsys: pytest.CaptureFixture[str]) -> None:

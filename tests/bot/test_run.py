@@ -12,11 +12,14 @@ import pytest
 import bot.run
 from bot.change import Repository
 from bot.check import Analysis
-from bot.evidence import Evidence, RowEvidence, merged
-from bot.model import Job
+from bot.cli import main
+from bot.errors import InfraError
+from bot.evidence import CellEvidence, Evidence, RowEvidence, merged
+from bot.lanes.job import _whole_cells
+from bot.model import Job, Outcome
 from bot.run import run_plan
 from tests.bot.test_benchmark_judge import pairs, row
-from tests.bot.test_judge import analysis, evidence, first_schema, parsed
+from tests.bot.test_judge import analysis, evidence, first_schema, parsed, verdicts
 from tests.conftest import Workbench
 
 __all__ = ["analysis"]
@@ -44,8 +47,10 @@ def again(
             cells = [cell for cell in good["cells"] if cell["cell"] in asked.cells]
             for cell in cells:
                 cell["draws"][1]["seed"] = 2
-            of_cells = [k for k in good["kernels"] if k["cell"] in asked.cells]
-            return parsed({**good, "cells": cells, "kernels": of_cells})
+            # As the device says of a kernel that none of the cells launches.
+            absent = {"cell": asked.cells[0], "changed": False, "raised": None}
+            shown = [k if k["cell"] in asked.cells else {**k, **absent} for k in good["kernels"]]
+            return parsed({**good, "cells": cells, "kernels": shown})
 
         monkeypatch.setattr(bot.run, "run_job", measure)
         if before is not None:
@@ -105,6 +110,27 @@ def test_cell_that_is_not_proven_keeps_its_draws(again: Again, analysis: Analysi
     assert found["unprofiled"] == ""
 
 
+def test_kernels_of_the_first_run_count_where_the_rest_launches_none(
+    again: Again, analysis: Analysis
+) -> None:
+    doubtful = evidence(analysis)
+    doubtful["cells"][4]["unprofiled"] = "the profiler did not start"
+    _, after = again(doubtful)
+    assert after["kernels"] == parsed(evidence(analysis)).model_dump(mode="json")["kernels"]
+    assert verdicts(analysis, after) == {"pass": len(after["cells"])}
+
+
+def test_what_no_part_shows_is_measured_as_a_whole(again: Again, analysis: Analysis) -> None:
+    """Kernels are asked about last, and the last cell launches none of them."""
+    stopped = evidence(analysis, complete=False, note="SIGINT interrupted it", kernels=[])
+    names = [cell["cell"] for cell in stopped["cells"]]
+    stopped["cells"] = stopped["cells"][:-1]
+    measured, after = again(stopped)
+    assert measured == [names[-1], *names]
+    assert verdicts(analysis, after) == {"pass": len(names)}
+    assert [draw["seed"] for draw in after["cells"][0]["draws"] if draw["secret"]] == [2, 1]
+
+
 def test_other_machine_measures_all_of_it(again: Again, analysis: Analysis) -> None:
     doubtful = evidence(analysis)
     doubtful["environment"]["driver"] = "another"
@@ -138,3 +164,39 @@ def test_rows_pool_their_restarts(analysis: Analysis) -> None:
     assert {audit.restart for audit in both.audits} == set(range(len(both.restarts)))
     eager = row(pairs(), mode="eager")
     assert merged(with_row(first), with_row(eager)).rows == [eager]
+
+
+def test_reference_that_is_not_trusted_yet_is_named(
+    kernels: Workbench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: Any, **__: Any) -> Evidence:
+        raise InfraError("of l2norm, whose reference is there")
+
+    monkeypatch.setattr(bot.run, "run_job", measure)
+    new = (kernels.path / "contracts/l2norm.yaml").read_text()
+    for old in ("op: l2norm", "fla.modules.l2norm", "/l2norm"):
+        new = new.replace(old, old.replace("l2norm", "other"))
+    naive = "def naive_l2norm(x, eps=1): ...\n"
+    files = {"fla/modules/other.py": naive[:4] + naive[10:], "fla/modules/other_naive.py": naive}
+    kernels.write({**files, "contracts/other.yaml": new})
+    assert main(["run", "--repo", str(kernels.path), "--lane", LANE]) == 3
+    said = capsys.readouterr().err
+    assert "the reference fla.modules.other_naive is not in the trusted commit" in said
+    assert "`--trusted HEAD` tries a committed one here" in said
+
+
+def test_cells_whose_configurations_were_cut_short_are_open(analysis: Analysis) -> None:
+    """As a verdict they would be too few; what ended badly stays."""
+    cells = [
+        CellEvidence(cell=name, head=head, base=Outcome.RAN, base_form="kernel", configuration=n)
+        for name, head, count in (
+            ("whole[]", Outcome.RAN, 3),
+            ("short[]", Outcome.RAN, 2),
+            ("raised[]", Outcome.RAISED, 1),
+        )
+        for n in range(count)
+    ]
+    found = parsed(evidence(analysis, complete=False, note="SIGINT", cells=[], kernels=[]))
+    kept = _whole_cells(found.model_copy(update={"cells": cells}), 3).cells
+    assert [cell.cell for cell in kept] == ["whole[]"] * 3 + ["raised[]"]
+    assert _whole_cells(found.model_copy(update={"cells": cells}), 0).cells == cells

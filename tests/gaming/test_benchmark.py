@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from bot.device.bench import Bench
+from bot.device.rows import Row, Times
 from bot.evidence import RowEvidence
 from bot.judge.benchmark import speed
 from bot.model import Verdict
@@ -244,7 +247,10 @@ def test_sleep_in_warm_up_changes_no_count(tmp_path: Path) -> None:
     assert rows[0].calls == 8
 
 
-def test_what_a_restart_leaves_behind_is_ended_before_the_next(tmp_path: Path) -> None:
+def test_what_a_restart_leaves_behind_is_ended_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything of head there when the merge base is measured alone."""
     sign = tmp_path / "alive"
     daemon = (
         "import os, time\n"
@@ -254,10 +260,39 @@ def test_what_a_restart_leaves_behind_is_ended_before_the_next(tmp_path: Path) -
         "    time.sleep(60)\n"
         "    os._exit(0)"
     )
+    alone, calibrate = list[list[int]](), Bench._calibrate
+
+    def calibrate_alone(bench: Bench, row: Row) -> None:
+        alone.append([pid for pid in map(int, sign.read_text().split()) if _runs(pid)])
+        calibrate(bench, row)
+
+    monkeypatch.setattr(Bench, "_calibrate", calibrate_alone)
     measure(tmp_path, f"{HONEST}\n{daemon}", restarts=3)
     pids = [int(line) for line in sign.read_text().split()]
-    assert len(pids) == 3
-    assert not any(_runs(pid) for pid in pids[:2])
+    assert len(pids) == 4  # first calls, and each restart
+    assert not any(_runs(pid) for pid in pids[:3])
+    assert alone == [[]]
+
+
+def test_row_that_is_settled_is_not_measured_again() -> None:
+    """Three restarts at least; the looks before the last have half the chance to err."""
+    row = Row.of(contract(), "scan/fwd")
+    bench = Bench(
+        [row], {}, "cuda", quads=1, references={}, show=lambda *_: None,
+        edges={"scan/fwd": math.log(1.01)},
+    )  # fmt: skip
+    for number, head in enumerate((1.001, 1.0, 0.999, 1.0)):
+        assert bench._is_open(row), number
+        row.restarts.append(Times("base", blocks={"base": [1.0] * 4, "head": [head] * 4}))
+        if number == 2:
+            break
+    assert not bench._is_open(row)
+    row.restarts[0].blocks["head"] = [1.006] * 4
+    assert bench._is_open(row)
+    row.mode = "eager"  # shown, however much is known of it
+    assert bench._is_open(row)
+    row.fault = "head: raised"
+    assert not bench._is_open(row)
 
 
 def _runs(pid: int) -> bool:

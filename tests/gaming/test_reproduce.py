@@ -38,6 +38,10 @@ def test_printed_command_shows_the_same_fault(
     seed = argv[argv.index("--seed") + 1]
     assert row.cell in out
     assert f"seed {seed}" in out
+    # Each column of the table is explained above it.
+    table = next(line for line in out.splitlines() if line.strip().startswith("output "))
+    explained = {line.split()[0] for line in out.partition(table)[0].splitlines()[1:]}
+    assert set(table.split()) - {"output", "elements"} <= explained
     assert any(kind in line.partition("OVER")[2] for line in out.splitlines()), out
     # Nothing of it can be taken for evidence.
     assert sorted(kernels.path.rglob(".fla-bot/**/*")) == written

@@ -536,7 +536,12 @@ def test_what_a_process_says_of_itself_does_not_count() -> None:
     )  # fmt: skip
     found = Protection(frozenset({"rlimits"})).into(said)
     assert (found.protection, found.protections) == ("process", ["rlimits"])
-    assert sentence(found) == "sandbox: process (rlimits)"
+    assert sentence(found) == (
+        "sandbox: process (1 of 21 protections held; without checkout-unreadable, "
+        "checkout-unwritable, disk-capped, evidence-unreadable and 16 more)"
+    )
+    most = Protection(NEEDS["user"] | NEEDS["namespace"]).into(said)
+    assert sentence(most) == "sandbox: namespace (20 of 21 protections held; without memory-capped)"
     assert advice(found) != advice(said) == ""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -19,6 +21,7 @@ from tests.conftest import Workbench
 
 KERNEL = "fla/modules/l2norm.py"
 TOOL = str(Path(sys.executable).with_name("fla-bot"))
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Run:
@@ -33,13 +36,13 @@ class Run:
         self.change = ["--repo", str(kernels.path), "--base", "main", "--head", "work"]
         self.process = self.start()
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Start it; everything temporary goes to the scratch folder."""
         return subprocess.Popen(
             [TOOL, "run", "--lane", "interpret:cpu", *self.change],
             env={**os.environ, "TMPDIR": str(self.scratch)},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=stderr,
         )
 
     def processes(self, word: bytes = b"") -> set[tuple[int, int]]:
@@ -78,6 +81,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a run that is not wanted."""
+    process.terminate()
+    process.wait(timeout=60)
+
+
+def read_until(screen: IO[bytes], pattern: bytes) -> bytes:
+    """What is written to a terminal, up to something."""
+    said = b""
+    while not re.search(pattern, said):
+        said += screen.read(1 << 10)
+    return said
+
+
 def gone(processes: set[tuple[int, int]]) -> bool:
     """Whether none of them lives on."""
     return all(start_time(pid) != start for pid, start in processes)
@@ -94,18 +111,51 @@ def stopped(run: object, kernels: Workbench, tmp_path: Path) -> Iterator[Run]:
     found.process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPS)
 def test_stopped_run_leaves_nothing(
     stopped: Run, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped.working()
     started = stopped.processes()
     stopped.process.send_signal(number)
-    assert stopped.process.wait(timeout=60) == 130
+    assert stopped.process.wait(timeout=60) == 128 + number
     assert gone(started)
     assert list(stopped.scratch.iterdir()) == []
     assert main(["judge", *stopped.change]) == 1
     assert "Waiting for evidence" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", STOPS[:2])
+def test_interrupted_run_keeps_whole_cells_and_the_next_measures_the_rest(
+    stopped: Run, number: signal.Signals
+) -> None:
+    end(stopped.process)
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        stopped.process = stopped.start(stderr=theirs)
+        os.close(theirs)
+        said = read_until(screen, rb"3/\d+ cells")
+        started, workers = stopped.processes(), stopped.workers()
+        stopped.process.send_signal(number)
+        wait_for(lambda: bool(stopped.evidence()))
+        assert gone(workers)  # before anything tells what the secret seeds were
+        said += read_until(screen, rb"kept; run again to go on")
+    assert stopped.process.wait(timeout=60) == 128 + number
+    assert gone(started)
+    (file,) = stopped.evidence()
+    first = json.loads(file.read_text())
+    kept = {cell["cell"]: cell for cell in first["cells"]}
+    assert not first["complete"]
+    assert number.name in first["note"]
+    assert f"stopped; {first['job']}: {len(kept)} of ".encode() in said
+    assert main(["judge", *stopped.change]) == 1
+    assert stopped.start().wait(timeout=300) == 0
+    whole = json.loads(file.read_text())
+    assert whole["complete"]
+    assert len(whole["cells"]) > len(kept) >= 2  # the third is told before it is kept
+    # Its secret seeds are those of the first run: it was not measured again.
+    assert [cell for cell in whole["cells"] if cell["cell"] in kept] == list(kept.values())
+    assert main(["judge", *stopped.change]) == 0
 
 
 def test_killed_host_takes_everything_along_and_the_next_run_goes_on(stopped: Run) -> None:
