@@ -93,19 +93,21 @@ def _following(edits: Sequence[Edit], point: str, old: str, new: str) -> Iterato
     """Edits of an entry point that do nothing but put one name in place of another."""
     word = re.compile(rf"\b{re.escape(old)}\b")
 
-    def moved(edit: Edit) -> tuple[str, str]:
-        return point + word.sub(new, edit.place.removeprefix(point)), word.sub(new, edit.before)
+    def moved(edit: Edit) -> set[tuple[str, str]]:
+        # An axis, or a variable that a value reads, may have the argument's old name and keep it.
+        places = {edit.place, point + word.sub(new, edit.place.removeprefix(point))}
+        return {(p, text) for p in places for text in (edit.before, word.sub(new, edit.before))}
 
     own = [edit for edit in edits if edit.place.startswith(f"{point}.")]
-    gone = {moved(edit) for edit in own if not edit.after}
+    gone = {one for edit in own if not edit.after for one in moved(edit)}
     come = {(edit.place, edit.after) for edit in own if not edit.before}
     for edit in own:
         if not edit.before:
             follows = (edit.place, edit.after) in gone
         elif not edit.after:
-            follows = moved(edit) in come
+            follows = bool(moved(edit) & come)
         else:
-            follows = moved(edit) == (edit.place, edit.after)
+            follows = (edit.place, edit.after) in moved(edit)
         if follows:
             yield edit
 

@@ -433,6 +433,15 @@ def test_diff_reads_commits_and_tells_a_new_name_in_one_line(
     assert "`nowhere` is no commit here" in capsys.readouterr().err
 
 
+def test_new_name_of_an_argument_that_a_variable_has_too(contract_text: bytes) -> None:
+    """`eps: {value: eps}`: the argument has a new name, the variable keeps its own."""
+    renamed = contract_text.replace(b"      eps: {value: eps}", b"      epsilon: {value: eps}")
+    renamed = renamed.replace(b'when: "eps ', b'when: "epsilon ')
+    (found,) = sentences(edits(load(contract_text, "c.yaml"), load(renamed, "c.yaml")))
+    said = "entry_points.l2norm.args: renamed eps -> epsilon, and so in 2 other places"
+    assert found == ("weaker", said)
+
+
 def test_long_values_are_shown_where_they_part(contract_text: bytes) -> None:
     trusted = load(contract_text, "c.yaml")
     long = "eps: {value: " + " + ".join(["eps"] * 25)
