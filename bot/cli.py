@@ -58,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_INFRA
     except KeyboardInterrupt as stop:
         name, *said = stop.args or ("SIGINT",)
-        print(f"fla-bot: {'; '.join(['stopped', *said])}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the screen may be gone too
+            print(f"fla-bot: {'; '.join(['stopped', *said])}", file=sys.stderr, flush=True)
         return EXIT_SIGNAL + signal.Signals[name]
     except BrokenPipeError:
         _close_stdout()

@@ -186,9 +186,9 @@ class Restart(Strict):
     """Block times of fresh processes, milliseconds a call; one entry a block, two a quad.
 
     `first`: which arm began; quads are ABBA and BAAB in turn. `dropped`: blocks of each arm left
-    out because the machine changed its clocks meanwhile. `alone`: the merge base's times before
-    any code of head ran. `inner`: an arm's median by its own events, `audit_ms`: how long it took
-    to hand over results; both are shown, not judged.
+    out because the machine changed its clocks meanwhile. `alone`: the merge base's times while no
+    process of head was there. `inner`: an arm's median by its own events, `audit_ms`: how long it
+    took to hand over results; both are shown, not judged.
     """
 
     first: Literal["base", "head"]
@@ -302,25 +302,27 @@ class Evidence(Strict):
 def merged(old: Evidence, new: Evidence) -> Evidence:
     """What two runs of a job on equal machines measured, `new` being the later and maybe a part.
 
-    Draws and restarts of cells and rows that both have add up; of all else the later counts.
+    Draws and restarts of cells and rows that both have add up; of what both looked at in the same
+    way, the worse stays.
     """
     again = {cell.cell for cell in new.cells}
-    draws = {(cell.cell, cell.configuration): _usable(cell) for cell in old.cells}
+    earlier = {(cell.cell, cell.configuration): cell for cell in old.cells}
     cells = [cell for cell in old.cells if cell.cell not in again]
     for cell in new.cells:
-        seeds = {draw.seed for draw in cell.draws}
-        kept = [d for d in draws.get((cell.cell, cell.configuration), []) if d.seed not in seeds]
-        cells.append(cell.model_copy(update={"draws": [*cell.draws, *kept]}))
+        before = earlier.get((cell.cell, cell.configuration))
+        cells.append(cell if before is None else _worse(before, cell))
     routes = {(r.entry_point, r.backend, r.case, r.number): r for r in (*old.routes, *new.routes)}
     rows = {row.row: row for row in old.rows}
     for row in new.rows:
         rows[row.row] = _pooled(rows[row.row], row) if row.row in rows else row
     stages = {k: old.stages.get(k, 0) + new.stages.get(k, 0) for k in {**old.stages, **new.stages}}
-    kernels = [kernel for kernel in old.kernels if kernel.cell not in again]
+    kernels = {(k.kernel, k.cell): k for k in old.kernels if k.cell not in again or _is_bad(k)}
+    for kernel in new.kernels:
+        kernels.setdefault((kernel.kernel, kernel.cell), kernel)
     return new.model_copy(
         update={
             "cells": cells,
-            "kernels": [*kernels, *new.kernels],
+            "kernels": list(kernels.values()),
             "routes": list(routes.values()),
             "rows": list(rows.values()),
             "wall_s": old.wall_s + new.wall_s,
@@ -329,15 +331,39 @@ def merged(old: Evidence, new: Evidence) -> Evidence:
     )
 
 
-def _usable(cell: CellEvidence) -> list[Draw]:
-    return cell.draws if cell.head is cell.base is Outcome.RAN else []
+def _worse(old: CellEvidence, new: CellEvidence) -> CellEvidence:
+    """A cell that was measured twice: nothing is tried again until it passes."""
+    if old.head is not Outcome.RAN and old.base is Outcome.RAN:
+        return old
+    if Outcome.RAN not in (old.head, old.base) or new.head is not Outcome.RAN:
+        return new
+    draws = {draw.seed: draw for draw in new.draws}
+    for draw in old.draws:
+        draws[draw.seed] = max(draw, draws.get(draw.seed, draw), key=_badness)
+    held = {(p.name, p.output): p for p in old.properties}
+    for found in new.properties:
+        same = held.get((found.name, found.output), found)
+        held[found.name, found.output] = max(found, same, key=lambda p: (not p.equal, p.error))
+    update = {"draws": list(draws.values()), "properties": list(held.values())}
+    return new.model_copy(update=update)
+
+
+def _badness(draw: Draw) -> tuple[float, float]:
+    figures = draw.outputs
+    rms = max((one.head.rms for one in figures), default=0.0)
+    return rms, max((one.worst_tile for one in figures), default=0.0)
+
+
+def _is_bad(kernel: KernelEvidence) -> bool:
+    return kernel.changed is False or kernel.raised is False
 
 
 def _pooled(old: RowEvidence, new: RowEvidence) -> RowEvidence:
     """A row's restarts of both runs, if they measured the same thing."""
-    if (old.mode, old.fault) != (new.mode, new.fault):
+    if old.mode != new.mode:
         return new
-    first = len(old.restarts)
+    # Numbers have gaps where another row ended a restart.
+    first = max([len(old.restarts), *(1 + audit.restart for audit in old.audits)])
     later = [a.model_copy(update={"restart": first + a.restart}) for a in new.audits]
     return new.model_copy(
         update={"restarts": [*old.restarts, *new.restarts], "audits": [*old.audits, *later]}

@@ -94,6 +94,7 @@ def _cell_jobs(
         chosen = [
             f"{name}/{row}"
             for name in sorted(names)
+            if lane in contract.entry_points[name].lanes
             for row in contract.entry_points[name].benchmarks
         ]
     else:

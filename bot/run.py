@@ -100,16 +100,20 @@ def _measure(
             return _seen(job, cells, _run(repository, analysis, part, folder, progress))
         except Interrupted as stop:
             # Its workers are gone: the secret seeds in it are of no use to anybody any more.
-            kept = _together(before, _seen(job, cells, stop.evidence))
+            new = _seen(job, cells, stop.evidence)
+            kept = _together(before, new) or (None if _has_failed(analysis, job, before) else new)
             raise KeyboardInterrupt(*stop.args, *_keep(folder, job, kept)) from None
 
     new = run(rest, old)
     found = _together(old, new)
     if rest == job.cells:
         return found or new
+    if found is None and old is not None and _has_failed(analysis, job, old):
+        progress(f"{job.id}: it failed on another machine, which stands; remove it to run it here")
+        return old
     if found is None:
         progress(f"{job.id}: this machine is not what it was, all is measured again")
-        return run(job.cells, old)
+        return merged(new, run(job.cells, new))
     if found.complete and _lacks(analysis, job, found):
         progress(f"{job.id}: its parts do not show all that is due, all is measured again")
         return merged(found, run(job.cells, found))
@@ -142,9 +146,15 @@ def _keep(folder: Path, job: Job, found: Evidence | None) -> Iterator[str]:
 
 
 def _lacks(analysis: Analysis, job: Job, found: Evidence) -> bool:
-    """Whether all that fails is something that is asked of the cells together."""
-    failed = [row.cell for row in _rows(analysis, job, found) if row.verdict is Verdict.FAIL]
-    return bool(failed) and not any(failed)
+    """Whether all that fails is that something was not shown by any cell."""
+    failed = [row for row in _rows(analysis, job, found) if row.verdict is Verdict.FAIL]
+    lacks = (not row.cell and row.reason.startswith("missing-row: ") for row in failed)
+    return bool(failed) and all(lacks)
+
+
+def _has_failed(analysis: Analysis, job: Job, found: Evidence | None) -> bool:
+    rows = _rows(analysis, job, found) if found is not None else []
+    return any(row.verdict is Verdict.FAIL for row in rows)
 
 
 def _run(
@@ -236,7 +246,8 @@ def _open_cells(analysis: Analysis, job: Job, old: Evidence) -> list[str]:
         return [] if failed or old.complete else job.cells
     if old.complete and (failed or all(row.cell in settled for row in rows)):
         return []
-    return [cell for cell in job.cells if cell not in settled] or job.cells
+    rest = [cell for cell in job.cells if cell not in settled]
+    return rest or ([] if failed else job.cells)
 
 
 def run_cells(

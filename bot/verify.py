@@ -129,13 +129,15 @@ def verify(
         raise UserError(
             "no lane checks what the work tree changes; `fla-bot check` says what it touches"
         )
+    if others := [job for job in checks if job.required and job.lane not in here]:
+        found.warnings.append(f"{_absent(policy, others)}: a required lane was left out")
     found.correctness, _ = _run(repository, analysis, first, evidence_dir, progress)
     if not found.is_correct:
         return found
     if second:
         found.benchmark, found.times = _run(repository, analysis, second, evidence_dir, progress)
-    elif timed:
-        found.missing = f"{_absent(policy, timed)}: what is correct here was not timed"
+    elif elsewhere := [job for job in timed if job.cells and job.lane not in here]:
+        found.missing = f"{_absent(policy, elsewhere)}: what is correct here was not timed"
     else:
         found.warnings.append(_untimed(analysis.plan))
     return found

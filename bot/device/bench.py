@@ -36,7 +36,7 @@ from bot.contract import Contract
 from bot.device.audit import Look, differ, keep_worst
 from bot.device.clock import ceilings, has_changed, reader
 from bot.device.rows import ARMS, MOST_SLOTS, SLOTS, Content, Row, Times, arm_names
-from bot.device.runner import REPORT_BYTES, Failed, Runner, shared_memory
+from bot.device.runner import REPORT_BYTES, Failed, Runner, shared_memory, wait_for
 from bot.device.say import environment, say
 from bot.device.trial import Trial
 from bot.evidence import HUGE, Audit, Costs
@@ -98,6 +98,7 @@ class Bench:
                 self.show("row", row.evidence().model_dump(mode="json"))
             self.show("progress", {"restart": number + 1, "of": restarts})
         with self._stage("costs"):
+            self._start(ARMS, targets, start_timeout_s)  # the last row may have ended an arm
             self._each(self._costs)
         for row in self.rows:
             self.show("row", row.evidence().model_dump(mode="json"))
@@ -123,6 +124,9 @@ class Bench:
         with self._stage("start"):
             self.runners["head"].stop(start_timeout_s)
             self._start(("base",), targets, start_timeout_s)
+        for row in self.rows:
+            if row.fault.startswith("base"):  # head may have been in its way: it tries alone
+                row.fault, row.mode = "", "graph"
         with self._stage("calibrate"):
             self._each(self._calibrate)
         with self._stage("start"):
@@ -180,8 +184,7 @@ class Bench:
         told = [self.runners[name] for name in names]
         for runner in told:
             runner.post(order)
-        for runner in told:
-            runner.wait()
+        wait_for(told)
 
     def _first_call(self, row: Row) -> None:
         """Compiling is most of a job's first minutes: each arm has a core for it."""
@@ -252,12 +255,8 @@ class Bench:
         row.alone = self._per_call(row, seconds)
 
     def _try_new(self, row: Row) -> None:
-        """A row that the merge base cannot run: whether head can."""
-        try:
-            self._load(row, ("head",))
-        except Failed as error:
-            row.fault = str(error)
-            raise
+        """A row that the merge base cannot run: whether head can; if not, it is not to blame."""
+        self._load(row, ("head",))
         row.why = "the merge base cannot run this row, head can"
 
     def _payload(self, row: Row) -> bytes:

@@ -20,7 +20,7 @@ from bot.cells import Call, Result, TensorArg, call, cell_variables, complete, r
 from bot.contract import Contract
 from bot.device.arm import DTYPES
 from bot.device.inputs import FAMILIES
-from bot.device.runner import Runner, shared_memory
+from bot.device.runner import Runner, shared_memory, wait_for
 from bot.errors import UserError
 from bot.evidence import Audit, Costs, Restart, RowEvidence
 from bot.expression import expression
@@ -357,8 +357,8 @@ class Content:
             order = {"do": "blob", "id": key, "count": tensor.numel(), "dtype": dtype}
             for runner in due:
                 runner.post({**order, "size": size, "device": self.device}, fd)
+            wait_for(due)
             for runner in due:
-                runner.wait()
                 runner.blobs.add(key)
 
     def _file(self, key: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from bot.model import Outcome
 from bot.wire import ANSWERS, DONE, READY, send
 
-__all__ = ["REPORT_BYTES", "Failed", "Runner", "shared_memory"]
+__all__ = ["REPORT_BYTES", "Failed", "Runner", "shared_memory", "wait_for"]
 
 REPORT_BYTES = 16 << 10
 # Waking up takes longer than what is to be told apart; where cores are left, do not sleep.
@@ -153,3 +153,15 @@ class Runner:
         if answer != due:
             found = ANSWERS.get(answer, Outcome.PROTOCOL)
             raise Failed(self.name, Outcome.PROTOCOL if found is Outcome.RAN else found)
+
+
+def wait_for(runners: Sequence[Runner]) -> None:
+    """Until each has done its order; an answer that is left unread would stand for the next one."""
+    faults = []
+    for runner in runners:
+        try:
+            runner.wait()
+        except Failed as fault:  # two of them
+            faults.append(fault)
+    if faults:
+        raise faults[0]

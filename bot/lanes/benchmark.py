@@ -18,7 +18,7 @@ from bot.change import Repository
 from bot.contract import Contract
 from bot.evidence import Evidence, RowEvidence
 from bot.lanes.job import ARMS, START_TIMEOUT_S, Keywords, Progress
-from bot.lanes.result import evidence_of, finished, read_message, told
+from bot.lanes.result import evidence_of, finished, messages, told
 from bot.lanes.session import Session
 from bot.model import Job, Plan
 from bot.policy import Margins, Policy
@@ -100,13 +100,11 @@ def _drive(
     assert device.stdout is not None
     with contextlib.suppress(BrokenPipeError), device.stdin:
         device.stdin.write(json.dumps(order | {"arms": fds}).encode())
-    with device.stdout:
-        for line in device.stdout:
-            message = read_message(line)
-            if "progress" in message:
-                done = message["progress"]
-                progress(f"{job.lane} {job.op}: restart {done['restart']} of {done['of']}")
-            yield message
+    for message in messages(device.stdout):
+        if "progress" in message:
+            done = message["progress"]
+            progress(f"{job.lane} {job.op}: restart {done['restart']} of {done['of']}")
+        yield message
 
 
 def _evidence(

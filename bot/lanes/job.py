@@ -11,7 +11,6 @@ import secrets
 import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from bot.change import Repository
 from bot.contract import Contract
 from bot.evidence import CellEvidence, Evidence, KernelEvidence, RouteEvidence
 from bot.kernels import most_configurations
-from bot.lanes.result import evidence_of, finished, read_message, told
+from bot.lanes.result import evidence_of, finished, messages, told
 from bot.lanes.session import Session
-from bot.model import Job, Outcome, Plan
+from bot.model import Job, Plan
 from bot.plan import find_cells
 from bot.policy import Lane, Policy
 
@@ -78,18 +77,7 @@ def run_job(
             session.keep_logs(logs, job.id)
     found = _evidence(plan, job, lines, session, time.monotonic() - began)
     found = found.model_copy(update={"configurations": due})
-    return finished(session, found if found.complete else _whole_cells(found, due or 0))
-
-
-def _whole_cells(found: Evidence, due: int) -> Evidence:
-    """Without cells whose configurations were cut short: as a verdict they would be too few.
-
-    What ended otherwise than it should is kept: it stays red.
-    """
-    counts = Counter(cell.cell for cell in found.cells)
-    bad = {cell.cell for cell in found.cells if cell.head is not Outcome.RAN}
-    kept = [c for c in found.cells if counts[c.cell] >= due or c.cell in bad]
-    return found.model_copy(update={"cells": kept})
+    return finished(session, found)
 
 
 def _names(number: int) -> tuple[str, str]:
@@ -170,12 +158,10 @@ def _listen(
     with contextlib.suppress(BrokenPipeError), device.stdin:
         device.stdin.write(json.dumps(order).encode())
     done = 0
-    with device.stdout:
-        for line in device.stdout:
-            message = read_message(line)
-            done += "cell" in message
-            progress(f"{job.lane} {job.op}: {done}/{len(job.cells)} cells")
-            yield message
+    for message in messages(device.stdout):
+        done += "cell" in message
+        progress(f"{job.lane} {job.op}: {done}/{len(job.cells)} cells")
+        yield message
 
 
 def _evidence(

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,7 +15,7 @@ from bot.evidence import Environment, Evidence
 from bot.lanes.session import Session
 from bot.model import Job, Plan
 
-__all__ = ["Interrupted", "evidence", "evidence_of", "finished", "read_message", "told"]
+__all__ = ["Interrupted", "evidence", "evidence_of", "finished", "messages", "told"]
 
 Model = TypeVar("Model", bound=BaseModel)
 Lines = Sequence[dict[str, Any]]
@@ -29,8 +29,14 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(signal)
 
 
-def read_message(line: bytes) -> dict[str, Any]:
-    """What the device process says in one line; InfraError if it refuses the job."""
+def messages(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """What a device process says, line by line; one that it did not end does not count."""
+    with stream:
+        yield from (_read(line) for line in stream if line.endswith(b"\n"))
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """One line; InfraError if it refuses the job."""
     try:
         message = json.loads(line)
     except ValueError as error:

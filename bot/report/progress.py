@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -36,8 +37,9 @@ class Progress:
             self.shown_s = now
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody reads it any more; the job goes on
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
     def __enter__(self) -> Progress:
         return self

@@ -35,7 +35,13 @@ from typing import Any
 
 import torch
 
-from bot.lanes.processes import below, die_with_parent, kill_all, make_subreaper
+from bot.lanes.processes import (
+    below,
+    die_with_parent,
+    kill_all,
+    make_subreaper,
+    make_undumpable,
+)
 from bot.model import Outcome
 from bot.tree import TreeFinder
 from bot.wire import ANSWERS, DONE, POISON, READY, TORCH_NAMES, receive
@@ -60,6 +66,9 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.suppress(ImportError):
         import triton  # noqa: F401  # so that no restart pays for it
     make_subreaper(on=True)
+    # This process ends what code under test left behind, which has the same user: no memory and no
+    # socket of it are to be had.
+    make_undumpable()
     while True:
         order, fds = receive(orders)
         # Ours, those of the process before included: they would run beside the next one.
@@ -71,6 +80,7 @@ def main(argv: Sequence[str]) -> None:
         (fd,) = fds
         if os.fork() == 0:
             die_with_parent()
+            make_undumpable(on=False)
             orders.close()
             with contextlib.suppress(EOFError), socket.socket(fileno=fd) as channel:
                 serve(channel, Path(argv[1]).resolve(), argv[2].split(","))

@@ -86,7 +86,7 @@ def test_what_an_earlier_run_measured_counts_too() -> None:
 
 def test_line_of_a_row_reads_well() -> None:
     _, reason = said(row([([4.81] * 4, [4.81 * r] * 4) for r in (0.955, 0.96, 0.965, 0.96)]))
-    assert reason == "4.81 -> 4.62 ms, -4.0% [-4.8, -3.1], faster"
+    assert reason == "4.81 -> 4.62 ms, -4.0% [-4.9, -3.1], faster"
 
 
 def test_wide_intervals_prove_nothing() -> None:

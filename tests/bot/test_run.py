@@ -14,9 +14,8 @@ from bot.change import Repository
 from bot.check import Analysis
 from bot.cli import main
 from bot.errors import InfraError
-from bot.evidence import CellEvidence, Evidence, RowEvidence, merged
-from bot.lanes.job import _whole_cells
-from bot.model import Job, Outcome
+from bot.evidence import Evidence, RowEvidence, merged
+from bot.model import Job
 from bot.run import run_plan
 from tests.bot.test_benchmark_judge import pairs, row
 from tests.bot.test_judge import analysis, evidence, first_schema, parsed, verdicts
@@ -185,18 +184,48 @@ def test_reference_that_is_not_trusted_yet_is_named(
     assert "`--trusted HEAD` tries a committed one here" in said
 
 
-def test_cells_whose_configurations_were_cut_short_are_open(analysis: Analysis) -> None:
-    """As a verdict they would be too few; what ended badly stays."""
-    cells = [
-        CellEvidence(cell=name, head=head, base=Outcome.RAN, base_form="kernel", configuration=n)
-        for name, head, count in (
-            ("whole[]", Outcome.RAN, 3),
-            ("short[]", Outcome.RAN, 2),
-            ("raised[]", Outcome.RAISED, 1),
-        )
-        for n in range(count)
-    ]
-    found = parsed(evidence(analysis, complete=False, note="SIGINT", cells=[], kernels=[]))
-    kept = _whole_cells(found.model_copy(update={"cells": cells}), 3).cells
-    assert [cell.cell for cell in kept] == ["whole[]"] * 3 + ["raised[]"]
-    assert _whole_cells(found.model_copy(update={"cells": cells}), 0).cells == cells
+def test_fail_stays_where_the_job_was_stopped_after_its_last_cell(
+    again: Again, analysis: Analysis
+) -> None:
+    """Kernels were not asked about yet: that is no reason to draw anew what failed."""
+    stopped = evidence(analysis, complete=False, note="SIGINT interrupted it", kernels=[])
+    stopped["cells"][0] |= {"head": "raised", "draws": []}
+    measured, after = again(stopped)
+    assert measured == []
+    assert after == stopped
+
+
+def test_fail_of_another_machine_stays(again: Again, analysis: Analysis) -> None:
+    failed = evidence(analysis, complete=False, note="SIGINT interrupted it")
+    failed["environment"]["driver"] = "another"
+    failed["cells"][0]["draws"][0]["outputs"][0]["head"]["rms"] = 1.0
+    failed["cells"] = failed["cells"][:4]
+    _, after = again(failed)
+    assert after["environment"]["driver"] == "another"
+    assert after["cells"][0]["draws"][0]["outputs"][0]["head"]["rms"] == 1.0
+
+
+def test_worse_of_two_measurements_stays(analysis: Analysis) -> None:
+    """An error of a public draw, a property, a kernel, a call that raised: none is drawn away."""
+    good, bad = evidence(analysis), evidence(analysis)
+    bad["cells"][0]["draws"][0]["outputs"][0]["head"]["rms"] = 1.0
+    bad["cells"][1]["properties"][0] |= {"equal": False, "error": 1.0}
+    bad["cells"][2] |= {"head": "repeat", "draws": [], "failed_seed": 5}
+    bad["kernels"][0] |= {"changed": False}
+    for first, second in ((bad, good), (good, bad)):
+        both = merged(parsed(first), parsed(second)).model_dump(mode="json", by_alias=True)
+        assert verdicts(analysis, both)["fail"] == verdicts(analysis, bad)["fail"] >= 3
+    assert verdicts(analysis, good) == {"pass": len(good["cells"])}
+
+
+def test_audits_of_pooled_restarts_keep_apart(analysis: Analysis) -> None:
+    """Numbers of restarts have gaps where another row ended one."""
+    first, second = row(pairs(count=4)), row(pairs(count=3))
+    moved = [a.model_copy(update={"restart": a.restart + (a.restart > 0)}) for a in first.audits]
+    first = first.model_copy(update={"audits": moved})
+
+    def with_row(found: RowEvidence) -> Evidence:
+        return parsed(evidence(analysis, cells=[], kernels=[])).model_copy(update={"rows": [found]})
+
+    (both,) = merged(with_row(first), with_row(second)).rows
+    assert len({audit.restart for audit in both.audits}) == len(both.restarts) == 7

@@ -110,14 +110,21 @@ def arm(tree: Path, source: str) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def program(tree: Path, source: str) -> Iterator[socket.socket]:
+def program(
+    tree: Path,
+    source: str,
+    start: tuple[str, str] = ("-m", "bot.worker.timing"),
+    folder: Path | None = None,
+) -> Iterator[socket.socket]:
     """The same as a program of its own: a fork of a process that used a GPU cannot use it."""
     _plant(tree, source)
     ours, theirs = socket.socketpair()
-    argv = [sys.executable, "-I", "-m", "bot.worker.timing", str(theirs.fileno()), str(tree), "toy"]
+    argv = [sys.executable, "-I", *start, str(theirs.fileno()), str(tree), "toy"]
     with ours, (tree / "log").open("wb") as log:
         with theirs:
-            worker = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdout=log, stderr=log)
+            worker = subprocess.Popen(
+                argv, pass_fds=[theirs.fileno()], stdout=log, stderr=log, cwd=folder
+            )
         try:
             yield ours
         finally:

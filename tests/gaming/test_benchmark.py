@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import torch
 
 from bot.device.bench import Bench
 from bot.device.rows import Row, Times
+from bot.device.runner import Failed, Runner, wait_for
 from bot.evidence import RowEvidence
 from bot.judge.benchmark import speed
-from bot.model import Verdict
+from bot.model import Outcome, Verdict
 from tests.gaming.bench import (
     GATED,
     GATED_CONTRACT,
@@ -22,6 +24,7 @@ from tests.gaming.bench import (
     contract,
     evidence,
     measure,
+    program,
     verdicts,
 )  # fmt: skip
 
@@ -269,8 +272,8 @@ def test_what_a_restart_leaves_behind_is_ended_before_the_next(
     monkeypatch.setattr(Bench, "_calibrate", calibrate_alone)
     measure(tmp_path, f"{HONEST}\n{daemon}", restarts=3)
     pids = [int(line) for line in sign.read_text().split()]
-    assert len(pids) == 4  # first calls, and each restart
-    assert not any(_runs(pid) for pid in pids[:3])
+    assert len(pids) == 5  # first calls, each restart, and costs
+    assert not any(_runs(pid) for pid in pids[:4])
     assert alone == [[]]
 
 
@@ -335,3 +338,105 @@ def test_every_slot_and_every_block_has_other_content(tmp_path: Path) -> None:
     # Warm-up and first calls use slot 0 again; every timed call has inputs of its own.
     timed = sum(rows[0].calls * (len(r.head) + 1) for r in rows[0].restarts)
     assert len({x for x, _ in lines}) >= timed
+
+
+HOLDS = """
+import os
+def _holder():
+    try: pid = int(open({file!r}).read())
+    except (OSError, ValueError): return False
+    return pid != os.getpid() and os.path.exists(f"/proc/{{pid}}/fd")
+"""
+
+
+def test_head_that_holds_all_memory_makes_no_row_new(tmp_path: Path) -> None:
+    """A file stands for the memory of a card: while head lives, the merge base gets none of it."""
+    file = str(tmp_path / "memory")
+    base = f"{HOLDS.format(file=file)}\n{HONEST}\n_scan = scan\n" + (
+        "def scan(x, w):\n    if _holder(): raise MemoryError\n    return _scan(x, w)"
+    )
+    head = f"import os\nopen({file!r}, 'w').write(str(os.getpid()))\n{HONEST}"
+    (row,) = measure(tmp_path, head, base=base)
+    verdict, said = verdicts(evidence([row]))["scan/fwd"]
+    assert verdict is Verdict.NOT_COMPARABLE, said
+    assert len(row.restarts[0].alone if row.restarts else [1]) > 0
+
+
+def test_row_that_neither_arm_can_run_is_not_the_fault_of_head(tmp_path: Path) -> None:
+    broken = f"{HONEST}\ndef scan(x, w): raise MemoryError"
+    (row,) = measure(tmp_path, broken, base=broken)
+    assert row.fault.startswith("base: ")
+    assert verdicts(evidence([row]))["scan/fwd"][0] is Verdict.NOT_COMPARABLE
+
+
+def test_costs_are_not_asked_of_a_process_that_another_row_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`both` of head ends its process in the last restart; `fwd` has nothing to do with it."""
+    starts = str(tmp_path / "starts")
+    head = f"""{HONEST}
+import os
+with open({starts!r}, "a") as file: file.write("x")
+_number, _scan = os.path.getsize({starts!r}), scan
+def scan(x, w):
+    if x.requires_grad and _number == 4: os._exit(0)
+    return _scan(x, w)
+"""
+    # On a CPU costs are not asked for; on a card that begins with loading the row.
+    monkeypatch.setattr(Bench, "_costs", lambda bench, row: bench._load(row, ("base", "head")))
+    rows = measure(tmp_path, head, rows=("scan/fwd", "scan/both"))
+    faults = {row.row: row.fault for row in rows}
+    assert faults["scan/both"].startswith("head: ")
+    assert faults["scan/fwd"] == "" or len(rows[0].restarts) < 3
+
+
+def test_no_answer_is_left_unread() -> None:
+    class Told:
+        def __init__(self, fault: str) -> None:
+            self.fault, self.waited = fault, False
+
+        def wait(self) -> None:
+            self.waited = True
+            if self.fault:
+                raise Failed(self.fault, Outcome.RAISED)
+
+    told = [Told("base"), Told("head"), Told("")]
+    with pytest.raises(Failed, match="base: raised"):
+        wait_for(told)  # type: ignore[arg-type]  # what it needs of a runner
+    assert all(one.waited for one in told)
+
+
+NOBODY = 65534
+
+
+# As in a sandbox: a user without rights, whose processes may look into each other.
+AS_NOBODY = f"""
+import ctypes, os, sys, torch, triton
+from bot.worker import timing
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+ctypes.CDLL(None).prctl(4, ctypes.c_ulong(1), 0, 0, 0)
+timing.main(sys.argv[1:])
+"""
+
+
+def test_process_that_ends_head_is_closed_to_it() -> None:
+    """It has head's user; whoever gets its socket can answer in its place."""
+    code = (
+        "import ctypes, os\n"
+        "_libc, _parent = ctypes.CDLL(None), os.getppid()\n"
+        "_pid = os.pidfd_open(_parent)\n"
+        "_taken = [fd for fd in range(3, 20) if _libc.syscall(438, _pid, fd, 0) >= 0]\n"
+        "try: open(f'/proc/{_parent}/mem', 'r+b').close(); _taken.append('memory')\n"
+        "except OSError: pass\n"
+        "open('found', 'w').write(repr(_taken))\n"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        with program(folder / "tree", f"{HONEST}\n{code}", ("-c", AS_NOBODY), folder) as channel:
+            head = Runner("head", channel, 60)
+            head.restart(["toy.scan:scan"])
+            head.wait_start(60)
+            head.close()
+        assert (folder / "found").read_text() == "[]"
