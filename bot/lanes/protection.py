@@ -85,7 +85,7 @@ def advice(environment: Environment) -> str:
     if environment.protection == "namespace":
         return ""
     if os.geteuid() == 0:
-        return "this machine refuses namespaces, even to root; a container needs CAP_SYS_ADMIN"
+        return "no namespaces: see logs/*.sandbox.log; a container needs CAP_SYS_ADMIN for them"
     return "for a stronger one run as root, or let users make namespaces (sysctl, AppArmor)"
 
 
