@@ -178,7 +178,7 @@ def test_slots_that_are_computed_when_they_are_asked_for_are_red(tmp_path: Path)
     [row] = measure(tmp_path, slow + LAZY, base=slow)
     found = speed(row)
     assert found is not None
-    assert found.word == "faster"
+    assert found.ratio.mean < math.log(0.8)  # it looks faster, by half of it
     # The lane of a GPU, where time decides; here it only is shown.
     verdict, said = verdicts(evidence([row]))["scan/fwd"]
     assert verdict is Verdict.FAIL, said
@@ -233,7 +233,7 @@ def test_patched_timers_do_not_hide_a_slowdown(tmp_path: Path) -> None:
     [row] = measure(tmp_path, f"{HONEST}\n{SLOW}\n{PATCHES}")
     found = speed(row)
     assert found is not None
-    assert found.word == "slower"
+    assert found.ratio.mean > math.log(1.2)
     assert found.head_ms > 20 > found.base_ms
 
 
