@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from bot.github.approvals import Said, edited, said
 from bot.github.case import Case, Reply, RowId, Standing
@@ -40,8 +41,10 @@ def told(now: Situation, standing: Standing, answers: Collection[Answer], title:
     # Who is answered again after a job died is not told twice.
     again = {item.comment for item in new}
     kept = [item for item in standing.replies if item.comment not in again]
+    edits = [item.comment.updated_at for item in _edited(now) if item.comment.id in given]
     update = {
         "answered": max([now.answered, *done]),
+        "edits": max(edits, default=now.edits),
         "replies": [*kept, *new][-MAX_REPLIES:],
     }
     return standing.model_copy(update=update)
@@ -62,8 +65,14 @@ def without_plan(now: Situation, heard: Collection[Said], *, again: bool) -> lis
 
 def _plain(now: Situation, heard: Collection[Said]) -> list[Answer]:
     """Answers that need no plan: to questions, misspelt lines and edited comments."""
-    text = "an edited comment commands nothing; write a new one"
-    found = [_answer(item, "confused", text) for item in _edited(now)]
+    found = [
+        _answer(
+            item,
+            "confused",
+            f"an edited comment commands nothing; type {item.command.line} in a new one",
+        )
+        for item in _edited(now)
+    ]
     for item in unanswered(now, heard):
         kind = item.command.kind
         if kind == "unreadable":
@@ -75,7 +84,9 @@ def _plain(now: Situation, heard: Collection[Said]) -> list[Answer]:
 
 
 def _edited(now: Situation) -> list[Said]:
-    return unanswered(now, edited(now.comments, now.us))
+    """Commands in edited comments, of whose edit nobody was told yet; some had their answer."""
+    found = edited(now.comments, now.us)
+    return [item for item in found if not now.edits or item.comment.updated_at > now.edits]
 
 
 def _answer(item: Said, reaction: Reaction, text: str) -> Answer:
@@ -93,8 +104,9 @@ class Answers:
         self._waits: set[int] = set()  # comments with an order whose time has not come
         self._since = now.standing.since if now.standing else now.now
 
-    def _say(self, item: Said, reaction: Reaction, text: str) -> None:
-        self.given.append(_answer(item, reaction, text))
+    def _say(self, item: Said, reaction: Reaction, text: str, *, counts: bool = False) -> None:
+        answer = _answer(item, reaction, text)
+        self.given.append(replace(answer, counts=counts))
 
     # Orders.
 
@@ -198,7 +210,7 @@ class Answers:
                 self._accept(item, accepted)
             elif kind == "waive":
                 reason = refused.get((item.comment.id, item.command.arguments[0]), "")
-                self._say(item, "-1" if reason else "+1", reason)
+                self._say(item, "-1" if reason else "+1", reason, counts=not reason)
 
     def _approve(self, item: Said) -> None:
         head = self.pull.head.sha
@@ -208,17 +220,23 @@ class Answers:
         if self.now.people.role(item.login) not in self.case.approvals.run:
             self._say(item, "-1", f"only {', '.join(self.case.approvals.run)} may approve")
             return
-        self._say(item, "+1", "")
+        self._say(item, "+1", "", counts=True)
 
     def _accept(self, item: Said, accepted: Mapping[str, str]) -> None:
         (code,) = item.command.arguments
         if code in accepted:
-            self._say(item, "+1", "")
+            self._say(item, "+1", "", counts=True)
             return
         waits = [entry.accept for entry in self.case.report.checklist if entry.accept]
         if code not in waits:
             shown = ", ".join(f"/fla-bot accept {other}" for other in waits) or "nothing"
-            self._say(item, "-1", f"no such digest waits; what waits: {shown}")
+            text = f"no such digest waits; what waits: {shown}"
+            if self.now.people.role(item.login) in self.case.approvals.accept:
+                # Of two edits together a merge group makes a digest of its own.
+                text += f"; a merge group that asks for {code} takes it from who has no hand in it"
+                self._say(item, "eyes", text, counts=True)
+            else:
+                self._say(item, "-1", text)
             return
         allowed = ", ".join(self.case.approvals.accept)
         text = f"only {allowed} or an owner of the contract may, and nobody who wrote or pushed it"

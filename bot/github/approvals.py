@@ -86,12 +86,14 @@ def grants(
     pusher: str,
     people: People,
     answered: int,
+    edits: Collection[int] = (),
 ) -> list[Grant]:
     """The words that may let machines run this head, each with how far it reaches.
 
     A word counts for the plan that was shown when it was given: one that is not recorded yet takes
     the envelope of the plan in the ledger. Only words of those who may are recorded: anybody can
-    write a comment, and a check holds little.
+    write a comment, and a check holds little. One whose comment was edited (`edits`) counts no
+    more, and stays so that this can be told.
     """
     known = {grant.comment: grant for grant in standing.grants} if standing else {}
     shown = standing.case if standing and standing.case else case
@@ -106,6 +108,7 @@ def grants(
                 found.append(known[number])
             elif number > answered and people.role(item.login) in case.approvals.run:
                 found.append(new)
+    found += [known[n].model_copy(update={"edited": True}) for n in sorted({*known} & {*edits})]
     if 0 in known:
         found.append(known[0])
     elif _is_own_push(pull, pusher):
@@ -131,14 +134,16 @@ def approval(
     """The word by which machines may run this plan now, or why there is none."""
     why = ""
     for grant in found:
-        if grant.base_ref != pull.base.ref:
+        if grant.edited:
+            why = f"the approval in comment {grant.comment} was edited; type it again"
+        elif grant.base_ref != pull.base.ref:
             why = f"the approval was for the branch {grant.base_ref}"
         elif grant.comment == 0 and case.sensitive:
             why = "the change touches what judges, builds or installs"
         elif not grant.envelope.covers(case.envelope()):
             why = "the plan has grown since it was approved"
         elif people.role(grant.login) not in case.approvals.run:
-            why = f"{grant.login} may not approve" if grant.comment else ""
+            why = f"{grant.login} may not approve" if grant.comment else why
         else:
             return grant, ""
     return None, why

@@ -8,7 +8,7 @@ clone, later jobs from GitHub.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha1
 
 from bot.anchors import FOLDER as ANCHORS
@@ -16,23 +16,40 @@ from bot.contract import Contract
 from bot.model import digest
 from bot.trusted import FOLDER, POLICY_PATH
 
-__all__ = ["blob", "books_digest", "contract_path", "references"]
+__all__ = ["blob", "books_digest", "contract_path", "references", "shelf_digest"]
 
 
-def books_digest(tree: Mapping[str, str], watched: Iterable[str] = ()) -> str | None:
+def books_digest(
+    tree: Mapping[str, str], watched: Iterable[str] = (), ops: Collection[str] | None = None
+) -> str | None:
     """A digest of what judges and of `watched` files; None where there is no policy.
 
-    `tree`: all paths of a commit with their blobs.
+    `tree`: all paths of a commit with their blobs. `ops`: of policy, contracts and anchors those
+    that judge these; without them, all.
     """
     if POLICY_PATH not in tree:
         return None
-    wanted = set(watched)
-    return digest(sorted(item for item in tree.items() if item[0] in wanted or _judges(item[0])))
+    wanted = {*watched, POLICY_PATH}
+    if ops is None:
+        wanted |= {path for path in tree if _is_contract(path) or _is_anchors(path)}
+    else:
+        wanted |= {path for op in ops for path in (contract_path(op), f"{ANCHORS}/{op}.json")}
+    return digest(sorted(item for item in tree.items() if item[0] in wanted))
 
 
-def _judges(path: str) -> bool:
+def shelf_digest(tree: Mapping[str, str]) -> str:
+    """A digest of all contracts: any of them may come to concern a change that it did not."""
+    return digest(sorted(item for item in tree.items() if _is_contract(item[0])))
+
+
+def _is_contract(path: str) -> bool:
     folder, _, name = path.rpartition("/")
-    return (folder, name[-5:]) in ((FOLDER, ".yaml"), (ANCHORS, ".json"))
+    return folder == FOLDER and name.endswith(".yaml") and path != POLICY_PATH
+
+
+def _is_anchors(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return folder == ANCHORS and name.endswith(".json")
 
 
 def contract_path(op: str) -> str:

@@ -29,6 +29,7 @@ __all__ = [
 MAX_PACKED = 60_000  # characters; a check run takes 65,535
 MAX_STANDING = 48_000  # of them for one pull request
 MAX_UNPACKED = 16 << 20
+MAX_TWINS = 4  # pull requests of one head whose digests a status has room for
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Model = TypeVar("Model", bound=BaseModel)
 _ROW = re.compile(
@@ -112,8 +113,10 @@ class Case(Strict):
     Made by `scope`, which parses what the pull request controls; `plan` checks what it can and
     fills in `bot` and `code`. `group`: the branch of a merge group, if the head is one; `merges`:
     what is in it, the pull request itself first.
-    `books` is a digest of what judges at trusted: policy, contracts, anchors and `watched`, the
-    references of the contracts in force. `late`: one of those is newer than the merge base.
+    `books` is a digest of what judges it at trusted: policy, contracts and anchors of its `ops`,
+    and `watched`, the references of the contracts in force. `late`: one of those is newer than the
+    merge base. `shelf`: a digest of all contracts there; one of another op may concern it, too,
+    once that was edited.
     `anchors`: digests of those in force. `hits`: errors and warnings by rule, of which the report
     holds only some.
     """
@@ -125,6 +128,7 @@ class Case(Strict):
     merges: list[Merged] = []
     gated: bool
     books: Digest
+    shelf: Digest
     late: bool
     report: Report
     policy: Policy
@@ -146,6 +150,11 @@ class Case(Strict):
     def plan(self) -> str:
         """The hash of its plan."""
         return self.report.plan.hash
+
+    @property
+    def ops(self) -> list[str]:
+        """The ops that it touches or reaches, also those without a contract."""
+        return sorted({*self.contracts, *self.report.scope.ops})
 
     @property
     def lanes(self) -> dict[str, Lane]:
@@ -206,12 +215,16 @@ class Case(Strict):
 
 
 class Grant(Strict):
-    """A person's word that machines may run this head; without a comment it is implicit."""
+    """A person's word that machines may run this head; without a comment it is implicit.
+
+    `edited`: its comment was, so that it counts no more.
+    """
 
     comment: int
     login: str
     base_ref: str
     envelope: Envelope
+    edited: bool = False
 
 
 class Waiver(Strict):
@@ -258,8 +271,9 @@ class Standing(Strict):
     reasons; only a new one does. `planning`: since when that is awaited. `fault`: why there is
     none, `fault_since` when jobs began to meet trouble, `fault_books` what judged at the base then.
     `answered`: all commands
-    up to this comment have their answers, of which `replies` are the newest. `untold`: why GitHub
-    took no comment, reaction or body.
+    up to this comment have their answers, of which `replies` are the newest; `edits`: and so have
+    those in comments that were edited up to this time. `untold`: why GitHub took no comment,
+    reaction or body.
     """
 
     number: int
@@ -276,6 +290,7 @@ class Standing(Strict):
     void: bool = False
     planning: datetime | None = None
     answered: int = 0
+    edits: datetime | None = None
     replies: list[Reply] = []
     untold: str = ""
     grants: list[Grant] = []

@@ -7,11 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bot.github.approvals import Need
-from bot.github.case import MAX_PACKED, MAX_STANDING, Standing, pack
+from bot.github.case import MAX_PACKED, MAX_STANDING, MAX_TWINS, Standing, pack
+from bot.github.records import Pull
 from bot.github.situation import Situation
 from bot.model import CheckState
 
-__all__ = ["bounded", "combine", "together"]
+__all__ = ["CROWDED", "bounded", "combine", "together"]
+
+CROWDED = (
+    "close some of the pull requests with this head, or push another commit: without an App a "
+    f"status has room for {MAX_TWINS} of them"
+)
 
 _RANK = {
     CheckState.SUCCESS: 0,
@@ -73,16 +79,16 @@ def _over_all(now: Situation, own: Standing) -> tuple[CheckState, str]:
     """The AND over all open pull requests with this head into gated branches."""
     gone = now.pull.state == "closed"
     others = [item for item in now.others if item.gated]
-    if own.state is not CheckState.SUCCESS and not gone:
+    if own.state is not CheckState.SUCCESS and not gone and not now.twins:
         return own.state, own.title
-    if now.pulls is None:
-        raise Need("pulls")
     # A closed pull request no longer counts; one that is not known yet is not green.
-    same = [
-        pull
-        for pull in now.pulls
-        if pull.head.sha == now.pull.head.sha and pull.number != now.pull.number
-    ]
+    same = _same(now)
+    if not now.app and len(same) >= MAX_TWINS:
+        return CheckState.FAILURE, f"Not ready: {CROWDED}"
+    if own.state is not CheckState.SUCCESS and not gone:
+        green = {item.number for item in others if item.state is CheckState.SUCCESS}
+        held = any(pull.number in green for pull in same)
+        return _held(now.pull, own.state, own.title) if held else (own.state, own.title)
     worst = (own.state, own.title)
     if gone and same:
         worst = (CheckState.SUCCESS, "Ready")
@@ -90,13 +96,30 @@ def _over_all(now: Situation, own: Standing) -> tuple[CheckState, str]:
     for pull in same:
         other = known.get(pull.number)
         if other is None or other.base_ref != pull.base.ref:
-            found = (CheckState.IN_PROGRESS, f"Waiting for #{pull.number} with the same head")
+            found = _held(pull, CheckState.IN_PROGRESS, "")
         elif pull.draft and other.gated:
             # Its own job may not have said so yet.
-            found = (CheckState.ACTION_REQUIRED, f"#{pull.number} with the same head is a draft")
+            found = _held(pull, CheckState.ACTION_REQUIRED, "a draft")
         elif other not in others:
             continue
         else:
-            found = (other.state, f"#{other.number}: {other.title}")
+            found = _held(pull, other.state, other.title)
         worst = max(worst, found, key=lambda item: _RANK[item[0]])
     return worst
+
+
+def _same(now: Situation) -> list[Pull]:
+    """The other open pull requests with this head."""
+    if now.pulls is None:
+        raise Need("pulls")
+    head, number = now.pull.head.sha, now.pull.number
+    return [pull for pull in now.pulls if pull.head.sha == head and pull.number != number]
+
+
+def _held(twin: Pull, state: CheckState, why: str) -> tuple[CheckState, str]:
+    """What another pull request makes of the verdict; anybody can open one with any head."""
+    who = f"#{twin.number} of {twin.user.login if twin.user else 'nobody'}"
+    if state is CheckState.IN_PROGRESS:
+        return state, f"Waiting for {who}, which has the same head"
+    text = f"Held by {who}, which has the same head: close it, or push another commit here"
+    return state, f"{text} ({why})"[:200]

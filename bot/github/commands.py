@@ -47,6 +47,13 @@ class Command:
     kind: Kind
     arguments: tuple[str, ...] = ()
 
+    @property
+    def line(self) -> str:
+        """The line as it must be typed."""
+        if self.kind == "unreadable":
+            return self.arguments[0]
+        return " ".join([PREFIX, self.kind, *filter(None, self.arguments)])
+
 
 def commands(text: str) -> list[Command]:
     """The commands of a comment: whole lines of plain text in paragraphs of their own."""

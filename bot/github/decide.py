@@ -9,22 +9,24 @@ event changes nothing. What must still be read is asked for with `Need`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from bot.github import merging
 from bot.github.answers import Answers, told, unanswered, without_plan
 from bot.github.approvals import Need, Said, acceptances, grants, said, waivers
-from bot.github.case import Case, Standing, Waiver
+from bot.github.case import Case, Grant, Standing, Waiver
 from bot.github.combine import combine
 from bot.github.holding import beginning, in_force, may_heal
 from bot.github.lanes import Lanes, Permit, Runs, reused
-from bot.github.situation import Answer, Decision, Nothing, Plan, Situation
-from bot.model import ChecklistItem, CheckState, ItemState, Report, Row
+from bot.github.situation import Answer, Decision, Nothing, Plan, Queue, Situation
+from bot.model import ChecklistItem, CheckState, ItemState, Report, Row, Verdict
 from bot.report.settle import settle
 from bot.words import judge_words
 
 __all__ = ["decide"]
 
 PLAN_WAIT = timedelta(hours=1)
+LATE = "infra: no plan was made; the planner is started again"
 ANEW = "; type /fla-bot run"
 
 
@@ -43,15 +45,14 @@ def decide(now: Situation) -> Decision:
 
 def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) -> Decision:
     """Everything, in the order in which one part needs the other."""
-    words = grants(now.pull, heard, now.standing, case, standing.pusher, now.people, now.answered)
+    words = _grants(now, standing, case, heard)
     permit = Permit(now, case, words)
     lanes = Lanes(now, case, permit, reused(now.standing, now.reuse, case))
     standing = standing.model_copy(update={"grants": words, "reused": lanes.reused})
     lanes.tidy()
     answers = Answers(now, case, heard, lanes)
     held_back = lanes.start([] if now.group else answers.orders())
-    accepted = acceptances(case, heard, now.people)
-    found, refused = _waivers(now, case, heard, standing)
+    accepted, found, refused = _counting(now, standing, case, heard)
     if now.group is None:
         answers.started(held_back)
         answers.words(accepted, refused)
@@ -59,34 +60,70 @@ def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) 
     waived = {
         w.target: f"{w.login}: {w.reason}" for w in found if (w.comment, w.target) not in refused
     }
-    more = lanes.obstacles(rows, held_back)
+    more = [*lanes.obstacles(rows, held_back), *_elsewhere(now)]
     report = _settled(now, case, rows, accepted, waived, more)
-    state, title = report.state, report.headline
+    state, title, typed = _verdict(now, report)
+    update = {"waivers": found, "case": case, "state": state, "title": title[:200]}
+    if now.elsewhere:
+        lanes.steps.append(Plan())
+        update["planning"] = _asked(now)
+    standing = standing.model_copy(update=update)
+    if state is CheckState.SUCCESS and any(answer.counts for answer in answers.done()):
+        # Nothing else can be in the queue.
+        lanes.steps.append(Queue())
+    return _finish(now, standing, lanes, report, answers.done(), approved=permit, typed=typed)
+
+
+def _grants(now: Situation, standing: Standing, case: Case, heard: list[Said]) -> list[Grant]:
+    """The words that may let machines run this head; none is for the head of a merge group."""
+    if now.group:
+        return []
+    edits = {comment.id for comment in now.comments if comment.edited}
+    return grants(
+        now.pull, heard, now.standing, case, standing.pusher, now.people, now.answered, edits
+    )
+
+
+def _counting(
+    now: Situation, standing: Standing, case: Case, heard: list[Said]
+) -> tuple[dict[str, str], list[Waiver], dict[tuple[int, str], str]]:
+    """Accepted digests, waivers, and those of the latter that do not count, with the reason."""
+    if now.group:
+        accepted = merging.accepted(case, now.group, now.us, now.people)
+        return accepted, merging.waived(case, now.group, now.us, now.people), {}
+    return acceptances(case, heard, now.people), *waivers(case, heard, standing, now.people)
+
+
+def _asked(now: Situation) -> datetime:
+    """Since when a plan is asked for."""
+    return (now.standing.planning if now.standing else None) or now.now
+
+
+def _elsewhere(now: Situation) -> list[ChecklistItem]:
+    """The plan holds, but nobody has looked yet if it must have other ops, too."""
+    if not now.elsewhere:
+        return []
+    late = now.now - _asked(now) > PLAN_WAIT
+    text = LATE if late else "whether contracts of other ops that have changed concern it is seen"
+    state = ItemState.FAILED if late else ItemState.WAITING
+    return [ChecklistItem(id="elsewhere", state=state, text=text)]
+
+
+def _verdict(
+    now: Situation, report: Report
+) -> tuple[CheckState, str, list[tuple[int, str]] | None]:
+    """State and title, and for a merge group what must be typed where."""
+    state, title, typed = report.state, report.headline, None
     if state is CheckState.SUCCESS and now.moved is None:
         raise Need("moved")
     if state is CheckState.ACTION_REQUIRED:
         title = f"{title}: {report.next_step}"
-    update = {"waivers": found, "case": case, "state": state, "title": title[:200]}
-    standing = standing.model_copy(update=update)
-    return _finish(now, standing, lanes, report, answers.done(), approved=permit)
-
-
-def _waivers(
-    now: Situation, case: Case, heard: list[Said], standing: Standing
-) -> tuple[list[Waiver], dict[tuple[int, str], str]]:
-    """Waivers and why some do not count; in a merge group those of what it merges."""
-    group = now.group
-    if group is None:
-        return waivers(case, heard, standing, now.people)
-    old = group.standing.case if group.standing else None
-    if group.standing is None or old is None:
-        return [], {}
-    found, refused = waivers(old, heard, group.standing, now.people)
-    keys = {job.id: job.key for job in old.report.plan.jobs}
-    same = {job.id for job in case.report.plan.jobs if keys.get(job.id) == job.key}
-    known = same | {item.code for item in old.report.findings}
-    counts = [w for w in found if (w.comment, w.target) not in refused]
-    return [w for w in counts if w.target in known], {}
+    if now.group:
+        typed = merging.missing(report, now.group, now.us, now.people)
+        if state is CheckState.ACTION_REQUIRED or report.verdict is Verdict.LOST:
+            # The queue goes on without what needs a person, and nobody can rerun a group's lanes.
+            state, title = CheckState.FAILURE, merging.headline(title, typed)
+    return state, title, typed
 
 
 def _settled(
@@ -135,7 +172,7 @@ def _unplanned(now: Situation, standing: Standing, heard: list[Said]) -> Decisio
     again = asked and not now.fault and bool(before) and now.group is None
     healed = old is not None and bool(before) and not now.fault and _heals(now, old)
     fault = now.fault or ("" if again or healed else before)
-    began = old.planning if old and old.planning else now.now
+    began = _asked(now)
     late = not fault and now.now - began > PLAN_WAIT
     if (fault or again or late) and now.group is None:
         # While a plan is awaited nobody is answered: words are looked at when it is there.
@@ -156,8 +193,7 @@ def _unplanned(now: Situation, standing: Standing, heard: list[Said]) -> Decisio
         # While the same trouble comes again its hour runs on; a person's word begins another.
         update["fault_since"] = old.fault_since if old and not again else None
     if late:
-        title = "infra: no plan was made; the planner is started again"
-        update |= {"state": CheckState.FAILURE, "title": title}
+        update |= {"state": CheckState.FAILURE, "title": LATE}
     return _finish(now, standing.model_copy(update=update), runs, None, answers)
 
 
@@ -201,6 +237,7 @@ def _finish(
     answers: list[Answer],
     *,
     approved: Permit | None = None,
+    typed: list[tuple[int, str]] | None = None,
 ) -> Decision:
     standing, state, title = combine(now, standing)
     standing = told(now, standing, answers, title)
@@ -214,4 +251,5 @@ def _finish(
         answers,
         runs.words(),
         approved=approved is not None and approved.known,
+        typed=typed,
     )

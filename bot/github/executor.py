@@ -21,11 +21,12 @@ from bot.anchors import Anchors, strictest
 from bot.contract import Contract
 from bot.errors import UserError
 from bot.evidence import Evidence, RowEvidence
+from bot.github.actor import Hint
 from bot.github.case import Case, LaneResult, RowId, pack
 from bot.github.connection import GitHubError, NotFound
 from bot.github.ledger import View
 from bot.github.operate import EXECUTOR, traffic
-from bot.github.reader import Hint, Reader
+from bot.github.reader import Reader
 from bot.github.reconcile import Reconciler
 from bot.github.records import Branch
 from bot.github.situation import GROUP, Entry

@@ -26,14 +26,25 @@ def in_force(now: Situation) -> Case | None:
         old.books == fresh.books
         and old.gated == fresh.gated
         and old.report.plan.merge_base == fresh.report.plan.merge_base
+        and (old.shelf == fresh.shelf or _demands(old) == _demands(fresh))
     )
-    return old if same else fresh
+    # Runs of the old plan go on, and what was said of it counts.
+    return old.model_copy(update={"shelf": fresh.shelf}) if same else fresh
+
+
+def _demands(case: Case) -> tuple[object, ...]:
+    """What a plan asks for, whatever the commit that it was made at."""
+    report = case.report
+    jobs = [job.model_dump(exclude={"because"}) for job in report.plan.jobs]
+    prints = {op: origin.fingerprint for op, origin in case.contracts.items()}
+    found = [*report.checklist, *report.findings]
+    return jobs, prints, found, case.anchors, case.hits, case.late, case.envelope()
 
 
 def _fits(now: Situation, case: Case) -> bool:
     """Whether a plan is of this head and base; of a merge group, also of what it merges."""
     merged = case.merges[0].head if case.merges else ""
-    if merged != (now.group.pull.head.sha if now.group else ""):
+    if merged != (now.group.own.head if now.group else ""):
         return False
     return (
         case.number == now.pull.number
@@ -79,6 +90,7 @@ def beginning(now: Situation, case: Case | None) -> Standing:
         pusher=(old.pusher if old else "") or now.pusher,
         pushers=list(now.pushers),
         answered=now.answered,
+        edits=now.edits,
         replies=old.replies if old else [],
         untold=old.untold if old else "",
         grants=old.grants if old else [],

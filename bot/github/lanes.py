@@ -10,6 +10,7 @@ from functools import cached_property
 
 from bot.github.approvals import Need, approval
 from bot.github.case import Case, Grant, LaneResult, RowId, Standing
+from bot.github.merging import permitted
 from bot.github.operate import held, is_queued
 from bot.github.rows import is_superseded, lane_rows
 from bot.github.situation import GROUP, Cancel, Close, Entry, Open, Situation, Step
@@ -81,11 +82,9 @@ class Permit:
     @cached_property
     def _found(self) -> tuple[Grant | None, str]:
         now, case = self._now, self._case
-        grant, why = approval(now.pull, case, self._grants, now.people)
-        if grant is None and now.group and now.group.standing:
-            # A merge group is run under the word that was given for what it merges.
-            return approval(now.group.pull, case, now.group.standing.grants, now.people)
-        return grant, why
+        if now.group:
+            return permitted(case, now.group, now.us, now.people)
+        return approval(now.pull, case, self._grants, now.people)
 
     @property
     def given(self) -> bool:
@@ -276,14 +275,17 @@ class Lanes(Runs):
             found.append(_item("preview", ItemState.HUMAN, text))
         elif required and now.group and not now.app:
             text = "the merge group needs machines again, which only an App can start for it"
+            text += f": update the branch of #{self.pull.number}"
             found.append(_item("group", ItemState.FAILED, text))
         elif self.pull.draft:
             text = "the pull request is a draft: mark it as ready"
             found.append(_item("draft", ItemState.HUMAN, text))
         elif waiting and not self.permit.given:
-            text = "machines wait for an approval of this commit"
+            text = "machines wait for an approval of "
+            text += "each head in the merge group" if now.group else "this commit"
+            text += f": {self.permit.why_not}" if self.permit.why_not else ""
             state = ItemState.HUMAN if required else ItemState.NOT_APPLICABLE
-            found.append(_item("approval", state, text, self.permit.why_not))
+            found.append(_item("approval", state, text))
         elif waiting and now.mode in ("no-dispatch", "off"):
             state = ItemState.HUMAN if required else ItemState.NOT_APPLICABLE
             found.append(_item("mode", state, f"no job is started: FLA_BOT is {now.mode}"))
@@ -294,5 +296,5 @@ class Lanes(Runs):
         return found
 
 
-def _item(name: str, state: ItemState, text: str, evidence: str = "") -> ChecklistItem:
-    return ChecklistItem(id=name, state=state, text=text, evidence=evidence)
+def _item(name: str, state: ItemState, text: str) -> ChecklistItem:
+    return ChecklistItem(id=name, state=state, text=text)

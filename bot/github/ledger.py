@@ -9,12 +9,12 @@ hold states and digests, and the texts that belong to the digests stand in our c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from bot.github.case import Case, LaneResult, RowId, Standing, pack, seal, unpack
+from bot.github.case import MAX_TWINS, Case, LaneResult, RowId, Standing, pack, seal, unpack
 from bot.github.client import MAX_ANNOTATIONS, Client
 from bot.github.records import CheckRun, Status
 from bot.github.situation import Entry
@@ -201,19 +201,22 @@ class Ledger:
         *,
         renew: bool = False,
         sure: bool = False,
+        gone: Collection[int] = (),
     ) -> bool:
         """Make the verdict over a head what it should be; False if it is that already.
 
         `sure`: look first if it still says what `view` knows. GitHub has no write that depends on
-        what is there, so whoever writes between that look and ours is overwritten.
+        what is there, so whoever writes between that look and ours is overwritten. `gone`: pull
+        requests whose digests make room for others.
         """
         old = view.shown.get(name)
         ordered = [standings[number] for number in sorted(standings)]
         if not self.app:
             # The texts of the others stand in their own comments.
-            kept = dict(view.seals.get(name, {}))
+            kept = {n: held for n, held in view.seals.get(name, {}).items() if n not in gone}
             kept |= {item.number: seal(pack(item)) for item in ordered}
-            seals = " ".join(f"{number}:{digest}" for number, digest in sorted(kept.items())[-4:])
+            last = sorted(kept.items())[-MAX_TWINS:]
+            seals = " ".join(f"{number}:{digest}" for number, digest in last)
             words = f"{title[: MAX_DESCRIPTION - len(seals) - 3]} · {seals}"
             if old and (old.state, old.title) == (_STATES[state], words) and not renew:
                 return False

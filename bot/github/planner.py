@@ -11,13 +11,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bot.errors import UserError
+from bot.github.actor import Hint
 from bot.github.case import Case
 from bot.github.events import Event
-from bot.github.reader import Hint
 from bot.github.reconcile import Reconciler
 from bot.github.records import Branch
 from bot.github.scope import Cases, Missing
-from bot.github.validate import validated
+from bot.github.validate import NotYet, validated
 
 __all__ = ["plan_event", "read_cases"]
 
@@ -102,8 +102,9 @@ def _checked(
     try:
         return Hint(fresh=validated(reconciler, case, found.texts))
     except UserError as error:
-        faults = "; ".join(map(str, error.faults))
-        words = f"infra: the plan of scope is wrong: {faults[:300]}"
+        words = "; ".join(map(str, error.faults))[:300]
+        if not isinstance(error, NotYet):
+            words = f"infra: the plan of scope is wrong: {words}"
         return Hint(fault=words, fault_of=case.head)
 
 

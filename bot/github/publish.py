@@ -82,7 +82,7 @@ def _visible(decision: Decision) -> list[str]:
         if decision.title not in (report.headline, f"{report.headline}: {report.next_step}"[:200]):
             # The verdict over the head is not that of this pull request's own report.
             lines = [f"**{escape(decision.title)}**", "", *lines]
-        lines += _next(report, decision, head)
+        lines += _next(_typed(report, decision, head), decision)
     if decision.rows:
         lines += ["", "<details><summary>Runs</summary>", ""]
         rows = [(RowId.parse(row).lane, word, row) for row, word in decision.rows[-20:]]
@@ -90,12 +90,19 @@ def _visible(decision: Decision) -> list[str]:
     return lines
 
 
-def _next(report: Report, decision: Decision, head: str) -> list[str]:
-    """What to type, ready to be copied."""
+def _typed(report: Report, decision: Decision, head: str) -> list[str]:
+    """What people may type; for a merge group on the pull requests that it merges."""
+    if decision.typed is not None:
+        return [f"on #{number}: {line}" for number, line in decision.typed]
     typed = [f"/fla-bot accept {item.accept}" for item in report.checklist
              if item.accept and item.state == "human"]  # fmt: skip
     if any(item.id == "approval" for item in report.checklist):
         typed.insert(0, f"/fla-bot approve {head}")
+    return typed
+
+
+def _next(typed: list[str], decision: Decision) -> list[str]:
+    """What to type, ready to be copied."""
     if decision.state is CheckState.SUCCESS or not typed:
         return []
     return ["", "Who may can type, after reading the change:", "", "```", *typed[:10], "```"]

@@ -18,7 +18,7 @@ from bot.errors import UserError
 from bot.github.case import Merged
 from bot.process import ProgramFailed
 
-__all__ = ["QUEUE", "QueueBranch", "merges", "parse_branch"]
+__all__ = ["QUEUE", "QueueBranch", "groups_of", "merges", "parse_branch"]
 
 QUEUE = "gh-readonly-queue"
 MAX_AHEAD = 4  # groups that one may go on top of; GitHub builds five at a time by default
@@ -40,6 +40,17 @@ def parse_branch(name: str, sha: str) -> QueueBranch | None:
     """A branch as that of a merge group; None if it is called otherwise."""
     match = _BRANCH.fullmatch(name)
     return QueueBranch(name, sha, match[1], int(match[2]), match[3]) if match else None
+
+
+def groups_of(number: int, branches: Iterable[QueueBranch]) -> list[QueueBranch]:
+    """The groups that merge a pull request: its own, and those on top of it."""
+    left, found = list(branches), list[QueueBranch]()
+    heads: set[str] = set()
+    while new := [b for b in left if b.number == number or b.parent in heads]:
+        found += new
+        heads |= {branch.sha for branch in new}
+        left = [branch for branch in left if branch not in new]
+    return found
 
 
 def merges(

@@ -4,97 +4,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 
-from bot.github.approvals import MAX_COMMITS, Need, People
-from bot.github.books import books_digest
-from bot.github.case import MAX_PACKED, Case, LaneResult, Merged, RowId, Standing, code_digest, pack
-from bot.github.client import Client
+from bot.github.actor import Bot, Hint, is_waiting
+from bot.github.approvals import Need, People
+from bot.github.books import books_digest, shelf_digest
+from bot.github.case import (
+    MAX_PACKED,
+    MAX_TWINS,
+    LaneResult,
+    Merged,
+    RowId,
+    Standing,
+    pack,
+)
+from bot.github.combine import CROWDED
 from bot.github.connection import NotFound, Refused
 from bot.github.decide import decide
-from bot.github.ledger import PREVIEW, READY, Ledger, Shown, View
-from bot.github.operate import EXECUTOR, Mode, traffic
+from bot.github.ledger import PREVIEW, READY, View
+from bot.github.operate import traffic
+from bot.github.parts import hands, planned_since, read_part
 from bot.github.publish import marked_head, own_comments
 from bot.github.records import Branch, Pull, Run
-from bot.github.situation import Decision, Entry, Group, Nothing, Situation
-from bot.model import CheckState, digest
+from bot.github.situation import Decision, Entry, Group, Nothing, Part, Situation
+from bot.model import digest
 
-__all__ = ["NO_HINT", "OPEN", "Bot", "Hint", "Reader", "is_waiting"]
+__all__ = ["Reader"]
 
-RECENT = timedelta(hours=36)
 MAX_PUSHERS = 50
-OPEN = ("queued", "in_progress", "pending")
-# How the title of a red check begins, whose plan is still asked for.
-UNPLANNED = "infra: no plan was made"
 FRESH_S = 3.0  # a text that was read longer ago is read again before it is replaced
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """What an event adds: a plan or why there is none, a lane's result.
-
-    `fault_of`: the head that the fault is of, empty where nobody knows. `pusher`: who has pushed
-    which head (`pushed`), and after which one (`before`).
-    """
-
-    fresh: Case | None = None
-    fault: str = ""
-    fault_of: str = ""
-    pusher: str = ""
-    pushed: str = ""
-    before: str = ""
-    result: LaneResult | None = None
-
-
-NO_HINT = Hint()
-
-
-def is_waiting(shown: Shown | None) -> bool:
-    """Whether what is shown of a merge group is not the last word on it."""
-    return shown is None or shown.state in OPEN or shown.title.startswith(UNPLANNED)
-
-
-class Bot:
-    """Who acts, where the ledger stands, and which switches are set.
-
-    `check_books`: whether to look if the contracts have changed at the base though nothing is to
-    be made green.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        *,
-        app: bool,
-        mode: Mode,
-        record: Callable[[Decision], None] = lambda _: None,
-        code: str = "",
-        check_books: bool = False,
-    ) -> None:
-        self.client, self.mode, self.record = client, mode, record
-        self.check_books = check_books
-        self.ledger = Ledger(client, app=app)
-        self.code = code or code_digest()
-
-    def stored(self, number: int) -> str:
-        """Our comment, which holds the texts of a ledger of statuses."""
-        if self.ledger.app:
-            return ""
-        own = own_comments(self.client.comments(number), self.client.identity.login)
-        return own[0].body if own else ""
-
-    def now(self) -> datetime:
-        """The time."""
-        return datetime.fromtimestamp(self.client.connection.now(), UTC)
-
-    def runs(self) -> list[Run]:
-        """The runs of the executor of the last days, whoever started them."""
-        since = self.now() - RECENT
-        created = f">={since:%Y-%m-%dT%H:%M:%SZ}"
-        return self.client.runs(EXECUTOR, event="workflow_dispatch", created=created)
 
 
 class Reader:
@@ -127,7 +68,7 @@ class Reader:
         self.earlier = "" if group or head == self.pull.head.sha else head
         self._earlier_view: View | None = None
         self.view: View = owner.ledger.read(self.pull.head.sha, number, self.stored)
-        self.own_view: View | None = None
+        self.parts: Group | None = None
         self.closed: list[LaneResult] = []
         self.roles: dict[str, str] = {}
         self.authors: frozenset[str] | None = None
@@ -135,8 +76,11 @@ class Reader:
         self.gated: bool | None = None
         self.tip_books: str | None = None
         self.pulls: tuple[Pull, ...] | None = None
+        self.gone = frozenset[int]()
+        self.crowded = False
         self.reuse: tuple[LaneResult, ...] | None = None
         self.moved: bool | None = None
+        self.elsewhere = False
 
     def all_runs(self) -> list[Run]:
         """The runs of the executor, read once."""
@@ -162,7 +106,7 @@ class Reader:
         if self.group and not self.owner.ledger.app and fresh is None and self.view.shown:
             if not is_waiting(self.view.shown.get(READY) or self.view.shown.get(PREVIEW)):
                 raise Nothing  # the statuses of a merge group hold no plan: what they say stands
-            standing = self._planned_since(self.group)
+            standing = planned_since(self.client, self.real, self.group, self.now)
         if fresh is not None and len(pack(fresh)) > MAX_PACKED * 2 // 3:
             if fresh.head == self.pull.head.sha:
                 fault = "the plan is too large to be kept: split the change"
@@ -178,6 +122,7 @@ class Reader:
             comments=tuple(self.comments),
             standing=standing,
             others=(),
+            twins=self.twins(),
             entries=tuple(self._entries()),
             traffic=traffic(self.all_runs(), self.us),
             people=People({}),
@@ -186,11 +131,14 @@ class Reader:
             pusher="" if moved else self.hint.pusher,
             pushers=self.pushers(),
             answered=self.answered(),
-            group=self._grouped() if self.group else None,
+            edits=self.edits(),
         )
         situation = replace(situation, waiting=self._late(situation))
+        if self.group and self.parts is None:
+            link = Merged(number=self.number, head=self.real.head.sha)
+            self.parts = Group(read_part(self.owner.ledger, link, self.real, self.comments))
         if self.owner.check_books:
-            self.moved = self._moved()
+            self._look_at_books()
         while True:
             situation = replace(
                 situation,
@@ -204,37 +152,19 @@ class Reader:
                 reuse=self.reuse,
                 forged=self.forged,
                 moved=self.moved,
+                elsewhere=self.elsewhere,
+                group=self.parts,
             )
             try:
                 return decide(situation)
             except Need as need:
                 self._load(need)
 
-    def _planned_since(self, group: Branch) -> Standing:
-        """How a merge group without an App stands while its plan is awaited, by its statuses.
-
-        Of the first of them: each may be written again, and its time with it.
-        """
-        times = [
-            status.created_at
-            for status in self.client.statuses(group.sha)
-            if status.creator and status.creator.login == self.us
-            if status.context in (READY, PREVIEW)
-        ]
-        began = min(times, default=self.now)
-        return Standing(
-            number=self.number,
-            base_ref=self.pull.base.ref,
-            gated=True,
-            state=CheckState.IN_PROGRESS,
-            title="Planning",
-            since=began,
-            planning=began,
-        )
-
     def _fault(self) -> str:
         """Why there is no plan, if that is said of this head; it may be an older job's word."""
         hint, standing = self.hint, self.view.standings.get(self.number)
+        if self._is_crowded():
+            return CROWDED
         if hint.fault_of:
             return hint.fault if hint.fault_of == self.pull.head.sha else ""
         # Nobody knows of which head: a plan that holds is not given up for it.
@@ -258,15 +188,23 @@ class Reader:
         elif need.what == "reuse":
             self.reuse = self._reuse()
         elif need.what == "moved":
-            self.moved = self._moved()
+            self._look_at_books()
+        elif need.what == "ahead":
+            self._load_ahead()
         else:
             raise AssertionError(need)
 
-    def _grouped(self) -> Group:
-        """How the pull request's own head stands, whose approval a merge group runs under."""
-        head = self.real.head.sha
-        self.own_view = self.owner.ledger.read(head, self.number, self.stored)
-        return Group(self.real, self.own_view.standings.get(self.number))
+    def _load_ahead(self) -> tuple[Part, ...]:
+        """What a merge group merges beside its own pull request, with what is known of each."""
+        if self.group is None or self.parts is None:
+            return ()
+        if self.parts.ahead is None:
+            standing = self.view.standings.get(self.number)
+            case = self.hint.fresh or (standing.case if standing else None)
+            links = case.merges[1:] if case else []
+            ahead = tuple(read_part(self.owner.ledger, link) for link in links)
+            self.parts = replace(self.parts, ahead=ahead)
+        return self.parts.parts[1:]
 
     def _entries(self) -> list[Entry]:
         """The ledger's rows, with the result that is being published."""
@@ -290,23 +228,11 @@ class Reader:
 
     def _reuse(self) -> tuple[LaneResult, ...]:
         """Results of the head before this one, or of the heads that a merge group merges."""
-        if self.own_view is not None:
+        entries = self._of_earlier().entries
+        if self.parts is not None:
             # What is ahead in the queue is in the group, and was measured on its own head.
-            views = [self.own_view, *(self._view_of(link) for link in self._ahead())]
-        else:
-            views = [self._of_earlier()]
-        found = (entry.result for view in views for entry in view.entries)
-        return tuple(result for result in found if result is not None)
-
-    def _ahead(self) -> list[Merged]:
-        """What a merge group merges beside its own pull request."""
-        standing = self.view.standings.get(self.number)
-        case = self.hint.fresh or (standing.case if standing else None)
-        return case.merges[1:] if self.group and case else []
-
-    def _view_of(self, link: Merged) -> View:
-        """The ledger of a head that is ahead in the queue."""
-        return self.owner.ledger.read(link.head, link.number, self.owner.stored(link.number))
+            entries = [e for part in (self.parts.own, *self._load_ahead()) for e in part.entries]
+        return tuple(entry.result for entry in entries if entry.result is not None)
 
     def _of_earlier(self) -> View:
         """The ledger of the head before this one."""
@@ -325,6 +251,27 @@ class Reader:
         """
         return max((item.answered for item in self._remembered()), default=0)
 
+    def twins(self) -> frozenset[int]:
+        """The other pull requests whose verdict over this head is in the ledger."""
+        found = (number for held in self.view.seals.values() for number in held)
+        return frozenset(found) - {self.number}
+
+    def _is_crowded(self) -> bool:
+        """Whether the statuses have no room for this pull request among others with its head."""
+        twins = self.twins()
+        known = any(self.number in held for held in self.view.seals.values())
+        if self.owner.ledger.app or known or len(twins) < MAX_TWINS:
+            return False
+        head = self.pull.head.sha
+        same = {pull.number for pull in self.client.open_pulls() if pull.head.sha == head}
+        self.gone = twins - same
+        self.crowded = len(twins & same) >= MAX_TWINS
+        return self.crowded
+
+    def edits(self) -> datetime | None:
+        """Up to which edit of a comment people were told that it commands nothing."""
+        return max((item.edits for item in self._remembered() if item.edits), default=None)
+
     def pushers(self) -> tuple[str, ...]:
         """Who has pushed an earlier head of the pull request, as far as anybody saw it."""
         own, remembered = self.view.standings.get(self.number), self._remembered()
@@ -339,32 +286,22 @@ class Reader:
 
     def _authors(self) -> frozenset[str]:
         """Everybody with a hand in the head; `?` stands for those that GitHub does not list."""
+        more = {self.hint.pusher, *self.pushers()}
+        if self.parts is None:
+            found = hands(self.client, self.real, self.view.standings.get(self.number))
+            return _logins(found | more)
         # A merge group is pushed by the queue: its hands are those of what it merges.
-        found = self._hands(self.real, self.own_view or self.view)
-        found |= {self.hint.pusher, *self.pushers()}
-        for link in self._ahead():
-            pull = self.client.pull(link.number)
-            found |= self._hands(pull, self._view_of(link))
-            found |= set() if pull.head.sha == link.head else {"?"}
-        return frozenset(login.lower() for login in found - {""})
+        own, *ahead = (
+            replace(part, hands=_logins(self._made(part)))
+            for part in (self.parts.own, *self._load_ahead())
+        )
+        own = replace(own, hands=(own.hands or frozenset()) | _logins(more))
+        self.parts = Group(own, tuple(ahead))
+        return frozenset().union(*(part.hands or () for part in self.parts.parts))
 
-    def _hands(self, pull: Pull, view: View) -> set[str]:
-        """Who wrote, committed or pushed a pull request's head, and who holds its fork."""
-        commits, standing = self.client.commits(pull.number), view.standings.get(pull.number)
-        found = {
-            account.login
-            for commit in commits
-            for account in (commit.author, commit.committer)
-            if account is not None
-        }
-        if len(commits) >= MAX_COMMITS:
-            found.add("?")
-        found |= {pull.user.login} if pull.user else set()
-        head, base = pull.head.repo, pull.base.repo
-        # A fork is a person's own; the branches of the repository are everybody's who may push.
-        if head is not None and (base is None or head.id != base.id):
-            found.add(head.full_name.partition("/")[0])
-        return found | ({standing.pusher, *standing.pushers} if standing else set())
+    def _made(self, part: Part) -> set[str]:
+        found = hands(self.client, part.pull, part.standing)
+        return found if part.pull.head.sha == part.head else {*found, "?"}
 
     def _late(self, situation: Situation) -> frozenset[RowId]:
         """Rows whose job has waited for a machine longer than its lane allows."""
@@ -384,20 +321,29 @@ class Reader:
                 found.add(entry.id)
         return frozenset(found)
 
-    def _moved(self) -> bool:
+    def _look_at_books(self) -> None:
         """Whether the contracts on the base branch are no longer those that made the plan."""
         standing = self.view.standings.get(self.number)
         case = standing.case if standing else None
+        self.moved = self.elsewhere = False
         if case is None or self.hint.fresh is not None or case.base_ref != self.pull.base.ref:
-            return False
+            return
         # A preview has no books: its plan says so with the digest of none.
-        return (self.books(case.watched) or digest([])) != case.books
+        self.moved = (self.books(case.watched, case.ops) or digest([])) != case.books
+        self.elsewhere = shelf_digest(self._tip()) != case.shelf
 
-    def books(self, watched: Iterable[str] = ()) -> str | None:
+    def books(self, watched: Iterable[str] = (), ops: Collection[str] | None = None) -> str | None:
         """What judges at the tip of the base branch, as a digest; None without a policy."""
+        return books_digest(self._tip(), watched, ops)
+
+    def _tip(self) -> dict[str, str]:
+        """All paths at the tip of the base branch; none where it is gone."""
         if self._tree is None:
-            try:
+            self._tree = {}
+            with suppress(NotFound):
                 self._tree = self.client.tree(self.pull.base.ref)
-            except NotFound:
-                return None
-        return books_digest(self._tree, watched)
+        return self._tree
+
+
+def _logins(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.lower() for name in names if name)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
+from bot.github.actor import NO_HINT, Bot, Hint, is_waiting
 from bot.github.case import MAX_PACKED, LaneResult
 from bot.github.combine import together
 from bot.github.connection import GitHubError, Gone, NotAllowed, NotFound, Refused
@@ -26,7 +27,8 @@ from bot.github.publish import (
     own_comments,
     summary,
 )
-from bot.github.reader import NO_HINT, Bot, Hint, Reader
+from bot.github.queue import groups_of
+from bot.github.reader import Reader
 from bot.github.records import Branch, Comment
 from bot.github.situation import (
     Cancel,
@@ -35,6 +37,7 @@ from bot.github.situation import (
     Nothing,
     Open,
     Plan,
+    Queue,
     Step,
 )
 from bot.model import CheckState
@@ -162,6 +165,19 @@ class Reconciler(Bot):
             self.client.cancel(step.run)
         elif isinstance(step, Plan):
             self.client.start(PLANNER, reader.branch(), {"pr": str(reader.number)})
+        elif isinstance(step, Queue):
+            self._queue_again(reader)
+
+    def _queue_again(self, reader: Reader) -> None:
+        """A word has come: red groups that merge this pull request are planned anew."""
+        red = set[int]()
+        for group in groups_of(reader.number, self.queue()):
+            shown = self.ledger.read(group.sha, group.number).shown.get(READY)
+            # Who waits is looked at by itself.
+            if not is_waiting(shown) and shown is not None and shown.state != CheckState.SUCCESS:
+                red.add(group.number)
+        for number in sorted(red):
+            self.client.start(PLANNER, reader.branch(), {"pr": str(number)})
 
     def _react(self, _: Reader, decision: Decision) -> None:
         """One reaction for each comment, the worst of its commands."""
@@ -199,7 +215,7 @@ class Reconciler(Bot):
         mine = reader.view.seals.get(name, {}) if self.ledger.app else {}
         others = [i for n, i in reader.view.standings.items() if n in mine and n != standing.number]
         state, title = decision.state, decision.title
-        held = together(standing, others)
+        held = [] if reader.crowded else together(standing, others)
         if held is None:
             held, state = [standing], CheckState.FAILURE
             title = f"{len(others)} other pull requests have this head: too many to be kept"
@@ -217,6 +233,7 @@ class Reconciler(Bot):
             notes(decision.report.findings) if decision.report else (),
             renew=shown is not None and open_ and reader.now - shown.since > REFRESH,
             sure=green or bool(others) or not reader.is_fresh(),
+            gone=reader.gone,
         )
         self._leave(reader, standing.number, PREVIEW if name == READY else READY)
 
@@ -309,6 +326,7 @@ def _silent(decision: Decision, reader: Reader) -> Decision:
     old = reader.view.standings.get(reader.number)
     update = {
         "answered": reader.answered(),
+        "edits": reader.edits(),
         "replies": old.replies if old else [],
         "untold": old.untold if old else "",
     }

@@ -24,7 +24,7 @@ from bot.change import Repository
 from bot.check import Analysis, Request, analyse, report
 from bot.document import Strict
 from bot.errors import InfraError, UserError
-from bot.github.books import books_digest, contract_path, references
+from bot.github.books import books_digest, contract_path, references, shelf_digest
 from bot.github.case import Case, Merged, Origin
 from bot.github.client import Client
 from bot.github.events import Event
@@ -218,7 +218,8 @@ def make_case(
         merges=merged,
         # Elsewhere the default branch's policy shows what it would say.
         gated=books.from_trusted,
-        books=books_digest(tree, watched) or digest([]),
+        books=digest([]),
+        shelf=shelf_digest(tree),
         late=books.from_trusted and _is_late(repository, analysis),
         report=_slim(found),
         policy=books.policy,
@@ -229,7 +230,8 @@ def make_case(
         watched=watched,
         hits=_hits(found.findings),
     )
-    return case, _texts(repository, case)
+    judged = books_digest(tree, watched, case.ops) or case.books
+    return case.model_copy(update={"books": judged}), _texts(repository, case)
 
 
 def _texts(repository: Repository, case: Case) -> dict[str, str]:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from bot.github.approvals import People
+from bot.github.approvals import Need, People
 from bot.github.case import Case, LaneResult, RowId, Standing
 from bot.github.operate import Mode, Traffic
 from bot.github.records import Comment, Pull
 from bot.model import CheckState, Report
 
 __all__ = [
-    "GROUP", "Answer", "Cancel", "Close", "Decision", "Entry", "Group", "Nothing", "Open", "Plan",
-    "Reaction", "Situation", "Step",
+    "GROUP", "Answer", "Cancel", "Close", "Decision", "Entry", "Group", "Nothing", "Open", "Part",
+    "Plan", "Queue", "Reaction", "Situation", "Step",
 ]  # fmt: skip
 
 GROUP = 1  # the nonce of a merge group's run; comments have larger ids
@@ -33,22 +33,47 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """For a merge group: how the head of its pull request stands, whose words it runs under."""
+class Part:
+    """A pull request that a merge group merges, as it stands on the head that is in it.
+
+    `standing`: None where nothing is known of it, or where it has another head by now. `hands`:
+    who made it (None: not read yet).
+    """
 
     pull: Pull
+    head: str
     standing: Standing | None
+    entries: tuple[Entry, ...]
+    comments: tuple[Comment, ...]
+    hands: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a merge group merges: its own pull request, and what is ahead (None: not read yet)."""
+
+    own: Part
+    ahead: tuple[Part, ...] | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All of it, the own pull request first."""
+        if self.ahead is None:
+            raise Need("ahead")
+        return (self.own, *self.ahead)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """All that GitHub says about one pull request, as it is now.
 
-    `fresh`: a plan that `scope` has just made, `fault` why it could not. `group`: the head is a
-    merge group of this pull request. `reuse`: results of other heads. `forged`: checks of our name
-    that are not ours. `waiting`: rows whose machine is late. `moved`: the contracts at the base
-    have changed. `gated`: whether the base branch has a policy. `books`: a digest of what judges
-    there, empty without a policy. None where it was not asked yet.
+    `others`: how other pull requests stand on this head, `twins` the numbers of all that have a
+    verdict there. `fresh`: a plan that `scope` has just made, `fault` why it could not. `group`:
+    the head is a merge group of this pull request. `reuse`: results of other heads. `forged`:
+    checks of our name that are not ours. `waiting`: rows whose machine is late. `moved`: what
+    judges at the base has changed; `elsewhere`: contracts of other ops have. `gated`: whether the
+    base branch has a policy. `books`: a digest of what judges there, empty without a policy. None
+    where it was not asked yet.
     """
 
     now: datetime
@@ -60,6 +85,7 @@ class Situation:
     comments: tuple[Comment, ...]
     standing: Standing | None
     others: tuple[Standing, ...]
+    twins: frozenset[int]
     entries: tuple[Entry, ...]
     traffic: Traffic
     people: People
@@ -71,8 +97,10 @@ class Situation:
     reuse: tuple[LaneResult, ...] | None = None
     forged: tuple[str, ...] | None = None
     answered: int = 0
+    edits: datetime | None = None
     waiting: frozenset[RowId] = frozenset()
     moved: bool | None = None
+    elsewhere: bool = False
     gated: bool | None = None
     books: str | None = None
     pulls: tuple[Pull, ...] | None = None
@@ -109,17 +137,26 @@ class Cancel:
     run: int
 
 
-Step = Plan | Open | Close | Cancel
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Plan the merge groups anew that may wait for a word which has come."""
+
+
+Step = Plan | Open | Close | Cancel | Queue
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command came to, and the reaction that says so."""
+    """What a command came to, and the reaction that says so.
+
+    `counts`: it is a word that a merge group may wait for.
+    """
 
     comment: int
     login: str
     reaction: Reaction
     text: str
+    counts: bool = False
 
 
 @dataclass(slots=True)
@@ -127,7 +164,8 @@ class Decision:
     """What should be: how the head stands, the verdict over it, what is started and answered.
 
     `rows`: plan ids and their states. `approved`: whether machines may run this plan now; not
-    asked, and so False, where none has anything to do.
+    asked, and so False, where none has anything to do. `typed`: what people must type for a merge
+    group, and where; None where the report says it.
     """
 
     standing: Standing
@@ -139,3 +177,4 @@ class Decision:
     answers: list[Answer] = field(default_factory=list)
     rows: list[tuple[str, str]] = field(default_factory=list)
     approved: bool = False
+    typed: list[tuple[int, str]] | None = None

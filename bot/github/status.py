@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from bot.document import Strict
-from bot.github.books import books_digest
+from bot.github.actor import OPEN, is_waiting
+from bot.github.books import books_digest, shelf_digest
+from bot.github.case import Standing
 from bot.github.connection import NotFound
 from bot.github.holding import may_heal
 from bot.github.ledger import PREVIEW, READY, Shown, View
 from bot.github.operate import EXECUTOR, PLANNER, traffic
-from bot.github.queue import QUEUE, parse_branch
-from bot.github.reader import OPEN, is_waiting
 from bot.github.reconcile import Reconciler
 from bot.github.records import Branch, Pull
 
@@ -99,20 +99,26 @@ def _due(
         return "a run is open"
     if view.forged:
         return "forged"
+    if not any(pull.number in held for held in view.seals.values()):
+        return "its head has the verdict of another one"
     standing = view.standings.get(pull.number)
-    if standing is not None and standing.base_ref != pull.base.ref:
+    if standing is not None and (why := _outdated(standing, pull, tree, now)):
+        return why
+    return "news" if pull.updated_at > since else ""
+
+
+def _outdated(standing: Standing, pull: Pull, tree: Mapping[str, str], now: datetime) -> str:
+    """Why what the ledger says of a pull request may no longer hold, or nothing."""
+    if standing.base_ref != pull.base.ref:
         return "its base has changed"
-    case = standing.case if standing else None
-    if case is not None and case.gated and case.books != books_digest(tree, case.watched):
-        return "the contracts have changed"
-    if (
-        standing is not None
-        and standing.fault
-        and may_heal(standing, books_digest(tree) or "", now)
-    ):
+    case = standing.case
+    if case is not None and case.gated:
+        if case.books != books_digest(tree, case.watched, case.ops):
+            return "the contracts have changed"
+        if case.shelf != shelf_digest(tree):
+            return "contracts of other ops have changed"
+    if standing.fault and may_heal(standing, books_digest(tree) or "", now):
         return "its fault may be gone"
-    if pull.updated_at > since:
-        return "news"
     return ""
 
 
@@ -142,12 +148,10 @@ def _groups(reconciler: Reconciler) -> dict[int, str]:
 
 def _all_groups(reconciler: Reconciler) -> list[tuple[int, Branch, Shown | None]]:
     found = []
-    for ref in reconciler.client.refs(f"heads/{QUEUE}/"):
-        named = parse_branch(ref.ref.removeprefix("refs/heads/"), ref.sha)
-        if named is not None:
-            view = reconciler.ledger.read(ref.sha, named.number)
-            group = Branch(ref=named.name, sha=ref.sha, repo=None)
-            found.append((named.number, group, view.shown.get(READY)))
+    for named in reconciler.queue():
+        view = reconciler.ledger.read(named.sha, named.number)
+        group = Branch(ref=named.name, sha=named.sha, repo=None)
+        found.append((named.number, group, view.shown.get(READY)))
     return found
 
 

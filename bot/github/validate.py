@@ -19,7 +19,7 @@ from bot.amendment import edits
 from bot.anchors import FOLDER as ANCHORS
 from bot.contract import Contract
 from bot.errors import UserError
-from bot.github.books import blob, books_digest, contract_path, references
+from bot.github.books import blob, books_digest, contract_path, references, shelf_digest
 from bot.github.case import Case
 from bot.github.client import Client
 from bot.github.queue import parse_branch
@@ -29,13 +29,17 @@ from bot.model import ChecklistItem, CheckState, ItemState, Job, digest
 from bot.policy import Policy
 from bot.trusted import FOLDER, POLICY_PATH
 
-__all__ = ["validated"]
+__all__ = ["NotYet", "validated"]
 
 MAX_COMPARED = 300  # files that GitHub lists when it compares; of a pull request it lists more
 MAX_LISTED = 3000
 CODING_LINES = 2
 _HUNK = re.compile(r"@@ -([0-9]+)(?:,[0-9]+)? \+([0-9]+)(?:,[0-9]+)? @@")
 _CODING = re.compile(r"[ \t\f]*#.*?coding[:=]")
+
+
+class NotYet(UserError):
+    """Nothing is wrong with the plan: what it goes on top of is not ready."""
 
 
 def validated(reconciler: Reconciler, case: Case, texts: Mapping[str, str]) -> Case | None:
@@ -55,7 +59,8 @@ def validated(reconciler: Reconciler, case: Case, texts: Mapping[str, str]) -> C
     tree = client.tree(plan.trusted)
     if POLICY_PATH not in tree:
         # Only a preview, for which no machine runs.
-        return _whole(case.model_copy(update={"gated": False, "books": digest([]), "watched": []}))
+        none = {"gated": False, "books": digest([]), "shelf": shelf_digest(tree), "watched": []}
+        return _whole(case.model_copy(update=none))
     books = _Books(client, case, tree, texts)
     contracts = {op: books.in_force(op) for op in case.contracts}
     watched = references(contracts.values(), tree)
@@ -65,7 +70,8 @@ def validated(reconciler: Reconciler, case: Case, texts: Mapping[str, str]) -> C
             "policy": books.policy,
             "owners": {op: found.owners for op in contracts if (found := books.trusted(op))},
             "watched": watched,
-            "books": books_digest(tree, watched),
+            "books": books_digest(tree, watched, case.ops),
+            "shelf": shelf_digest(tree),
         }
     )
     files = _files(client, case, parted.files)
@@ -73,10 +79,12 @@ def validated(reconciler: Reconciler, case: Case, texts: Mapping[str, str]) -> C
         *_anchor_faults(case, tree),
         *(fault for job in plan.jobs for fault in _job_faults(job, case, contracts)),
         *_left_out(case, tree, files),
-        *_group_faults(reconciler, case),
+        *_group_faults(case),
     ]
     if faults:
         raise UserError(*faults)
+    if behind := list(_not_green(reconciler, case)):
+        raise NotYet(*behind)
     return _whole(_floored(case, books, files))
 
 
@@ -183,14 +191,18 @@ def _paths(file: File) -> list[str]:
     return [path for path in (file.filename, file.previous_filename) if path]
 
 
-def _group_faults(reconciler: Reconciler, case: Case) -> Iterator[str]:
-    """What is wrong with a merge group: of what is ahead of it machines run the code, too."""
+def _group_faults(case: Case) -> Iterator[str]:
+    """What is wrong with a merge group: its branch is called after what it merges."""
     if case.group or case.merges:
         named, own = parse_branch(case.group, case.head), [link.number for link in case.merges[:1]]
         if named is None or own != [case.number] or named.number != case.number:
             yield "the merge group is not of the pull request that its branch is called after"
         elif named.base_ref != case.base_ref:
             yield "the merge group is not of the base branch that its branch is called after"
+
+
+def _not_green(reconciler: Reconciler, case: Case) -> Iterator[str]:
+    """What a merge group goes on top of though it is not green: its code runs here, too."""
     ahead = case.merges[1:]
     pulls = {pull.number: pull for pull in reconciler.client.open_pulls()} if ahead else {}
     for link in ahead:
@@ -200,7 +212,10 @@ def _group_faults(reconciler: Reconciler, case: Case) -> Iterator[str]:
         same = pull is not None and pull.head.sha == link.head and pull.base.ref == case.base_ref
         green = found is not None and found.gated and found.state is CheckState.SUCCESS
         if not same or not green or found is None or found.base_ref != case.base_ref:
-            yield f"#{link.number}, which is ahead in the queue, is not green"
+            yield (
+                f"#{link.number}, which is ahead in the queue, is not green: see there what it "
+                f"needs, then queue #{case.number} again"
+            )
 
 
 def _floored(case: Case, books: _Books, files: Sequence[File]) -> Case:

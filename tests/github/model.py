@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from bot.errors import InfraError, UserError
+from bot.github.actor import Hint
 from bot.github.case import Case, Origin, RowId
 from bot.github.client import Client
 from bot.github.connection import App as Identity
@@ -34,7 +35,6 @@ from bot.github.connection import Connection, Token
 from bot.github.executor import check, collect
 from bot.github.ledger import READY
 from bot.github.operate import EXECUTOR, PLANNER
-from bot.github.reader import Hint
 from bot.github.reconcile import Reconciler
 from bot.model import digest
 from tests.github.double import Double
@@ -247,7 +247,8 @@ class Machine(RuleBasedStateMachine):
             self.all_is_proved(number)
         base = "stable" if pull.base == "main" else "main"
         self.world.edit_pull(pull, Actor(pull.author), base=base)
-        self.moved.add(number)
+        # Back before anybody has looked, it never left.
+        self.moved ^= {number}
         if planned:
             self.event(number)
 

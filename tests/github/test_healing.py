@@ -213,7 +213,7 @@ def test_machine_that_lags_behind_is_no_run_that_nobody_wants(
     run = gated.runs()[0]
     gated.world.begin(run)
     gated.gate(run)
-    monkeypatch.setattr("bot.github.reader.code_digest", lambda: "f" * 16)
+    monkeypatch.setattr("bot.github.actor.code_digest", lambda: "f" * 16)
     with pytest.raises(UserError, match="another version of the bot"):
         gated.gate(run, "lane")
 

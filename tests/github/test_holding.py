@@ -111,7 +111,7 @@ def test_alarm_counts_from_when_a_plan_was_first_missed(
     gated.settle()
     gated.turn_green(pull)
     gated.world.advance(hours=30)
-    monkeypatch.setattr("bot.github.reader.code_digest", lambda: "f" * 16)
+    monkeypatch.setattr("bot.github.actor.code_digest", lambda: "f" * 16)
     gated.reap(pull)
     assert gated.ready(pull) in RUNNING
     asked = gated.say(pull, "mona", f"/fla-bot approve {pull.sha}")

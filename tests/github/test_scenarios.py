@@ -540,7 +540,7 @@ def test_bot_upgraded_between_plan_and_run(stage: Stage, monkeypatch: pytest.Mon
     stage.settle()
     stage.approve(pull)
     run = stage.runs()[0]
-    monkeypatch.setattr("bot.github.reader.code_digest", lambda: "f" * 16)
+    monkeypatch.setattr("bot.github.actor.code_digest", lambda: "f" * 16)
     assert "runs_on" not in stage.gate(run)  # so the lane is skipped
     with pytest.raises(UserError, match="another version of the bot"):
         stage.gate(run, "lane")

@@ -448,6 +448,7 @@ def test_owners_roles_and_paths_are_read_from_the_base_branch(gated: Stage) -> N
     def lie(data: dict[str, Any]) -> None:
         case = _case(data)
         case |= {"owners": {"l2norm": ["@eve"]}, "sensitive": [], "watched": [], "books": "0" * 16}
+        case["shelf"] = "0" * 16
         case["policy"]["approvals"] = {"run": ["triage"], "accept": ["triage"]}
 
     pull = gated.open(files={**gated.kernel(), "bot/x.py": "x = 1\n"})
