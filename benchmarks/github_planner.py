@@ -81,7 +81,9 @@ def measure(origin: Path, commit: str, scratch: Path) -> tuple[float, float, flo
         world.public = True
         world.workflow(PLANNER, inputs=("pr",))
         world.workflow(EXECUTOR, inputs=("plan",))
-        world.commit({}, world.tip("main"), sha=base)
+        books = sorted((origin / "contracts").glob("*.yaml"))
+        kept = {f"contracts/{path.name}": path.read_bytes() for path in books}
+        world.commit(kept, world.tip("main"), sha=base)
         world.push("main", sha=base)
         world.commit({"a": b"1"}, base, sha=head)
         pull = world.open_pull("alice", sha=head)
