@@ -355,8 +355,8 @@ def test_configurations_belong_to_their_lane(analysis: Analysis) -> None:
     moved = job.model_copy(update={"lane": "configs:cpu"})
     plan = plan.model_copy(update={"jobs": [moved]})
 
-    def judged(entries: list[dict[str, Any]], due: int | None = 3) -> list[Row]:
-        told = {"lane": "configs:cpu", "kernels": [], "configurations": due}
+    def judged(entries: list[dict[str, Any]], due: int | None = 3, **changes: Any) -> list[Row]:
+        told = {"lane": "configs:cpu", "kernels": [], "configurations": due, **changes}
         found = parsed({**data, **told, "cells": entries})
         return judge(plan, policy, books.contracts, {job.id: found})
 
@@ -382,6 +382,15 @@ def test_configurations_belong_to_their_lane(analysis: Analysis) -> None:
     entries[4]["draws"][0]["outputs"][0]["worst_tile"] = 5.0
     (bad,) = [row for row in judged(entries) if row.verdict is Verdict.FAIL]
     assert bad.reason.startswith("configuration 1: tile: ")
+    # Cut short: what was measured and is wrong stays so, what is right is not all that is due.
+    cut = judged(entries[:5], complete=False, note="the lane's time was over")
+    assert cut[1].reason.startswith("configuration 1: tile: ")
+    assert cut[1].verdict is Verdict.FAIL
+    short = judged(entries[:2], complete=False, note="the lane's time was over")
+    assert short[0].verdict is Verdict.LOST
+    assert short[0].reason.startswith(
+        "the job stopped before the last of them: missing-row: 2 of 3"
+    )
 
 
 def test_anchor_holds_what_the_merge_base_lets_go(analysis: Analysis) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import pytest
 
+from bot import cli
 from bot.report import progress
 from bot.report.progress import Progress
 
@@ -37,3 +39,28 @@ def test_terminal_has_one_line_that_is_ended(
     with pytest.raises(KeyboardInterrupt):
         stopped()
     assert capsys.readouterr().err == "\r\x1b[K1/2 cells\r\x1b[K2/2 cells\n"
+
+
+def test_closed_log_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys.stderr, "write", write)
+    with Progress() as show:
+        show("1/2 cells")
+
+
+def test_stop_whose_screen_is_gone_ends_as_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 would say that the change is wrong."""
+
+    def stopped(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt("SIGTERM", "kept")
+
+    def write(_: str) -> None:
+        raise BrokenPipeError
+
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(command=stopped)
+    monkeypatch.setattr(cli, "_parser", lambda: parser)
+    monkeypatch.setattr(sys.stderr, "write", write)
+    assert cli.main([]) == 143
