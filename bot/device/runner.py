@@ -161,7 +161,7 @@ def wait_for(runners: Sequence[Runner]) -> None:
     for runner in runners:
         try:
             runner.wait()
-        except Failed as fault:  # two of them
+        except Failed as fault:
             faults.append(fault)
     if faults:
         raise faults[0]

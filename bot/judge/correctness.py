@@ -117,7 +117,7 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
     limit = max(limit, min(COMMON, margins.rms * rows * base.rms))
     add("rms", head.rms, limit, (), "error {value:.3g}, limit {limit:.3g} by the merge base's own")
     if head.slope is not None and base.slope is not None:
-        # fla-core's bf16 kernels were 0.12% off where ours were not; a factor of 1.003 is a fault.
+        # Between two honest kernels in bf16 it was 0.12% and more; a factor of 1.003 is a fault.
         limit = max(margins.slope * base.slope, margins.slope_floor, rounding / 3)
         text = "a bias of {value:.2%}, limit {limit:.2%}"
         add("slope", head.slope, limit, figures.slope_at, text)

@@ -42,12 +42,16 @@ def test_terminal_has_one_line_that_is_ended(
 
 
 def test_closed_log_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(_: str) -> None:
+    tried: list[str] = []
+
+    def write(text: str) -> None:
+        tried.append(text)
         raise BrokenPipeError
 
     monkeypatch.setattr(sys.stderr, "write", write)
     with Progress() as show:
         show("1/2 cells")
+    assert tried == ["1/2 cells\n"]
 
 
 def test_stop_whose_screen_is_gone_ends_as_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:

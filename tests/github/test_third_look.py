@@ -463,6 +463,7 @@ def test_another_commit_leaves_a_stranger_with_the_old_head_behind(stage: Stage)
     stage.push(pull, {"docs/again.md": "again\n"})
     stage.settle()
     stage.turn_green(pull)
+    assert stage.ready(pull) == "success"
 
 
 def merge_first(stage: Stage) -> Pull:
