@@ -22,6 +22,8 @@ class KdaOptions:
     """Choices of one call that the kernels are compiled for.
 
     gate is 0 (none), 1 (softplus) or 2 (bounded sigmoid); safe promises decays in [-5, 0) a step.
+    sigmoid: beta is given as logits, and beta_scale times their sigmoid is used: 2 lets eigenvalues
+    of the transition be negative.
     """
 
     scale: float
