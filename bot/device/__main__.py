@@ -39,7 +39,9 @@ from bot.evidence import (
     OutputFigures,
     PropertyEvidence,
 )
+from bot.judge.limits import FURTHER, is_open, limits
 from bot.model import Cell, Outcome
+from bot.policy import Margins
 from bot.tree import TreeFinder, load
 from bot.wire import receive, send
 
@@ -70,8 +72,10 @@ def main() -> None:
         for started in [pool.submit(arm.start, targets, order["start_timeout_s"]) for arm in arms]:
             started.result()
     rotation, number = Rotation(), order.get("configurations")
+    margins = None if "seed" in order else Margins(**order["margins"])
     comparisons = [
-        Comparison(contract, order["device"], references, pair, number, rotation) for pair in pairs
+        Comparison(contract, order["device"], references, pair, margins, number, rotation)
+        for pair in pairs
     ]
     share(comparisons, cells, lambda cell: _draws(order, cell))
     kernels = comparisons[0].kernels
@@ -164,9 +168,24 @@ class Series:
 
 
 @dataclass(slots=True)
+class Drawn:
+    """Both arms' results of some draws, and their figures where there are any.
+
+    `is_kernel`: whether head is compared with the merge base itself, not with a stand-in.
+    """
+
+    trials: list[Trial]
+    head: Series
+    base: Outcome
+    is_kernel: bool
+    draws: list[Draw] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Comparison:
     """Both arms, and what they are compared with.
 
+    `margins`: what decides whether a cell is drawn again, None where it never is.
     `configurations`: how many the source shows of an autotuner, on lanes that try each.
     """
 
@@ -174,6 +193,7 @@ class Comparison:
     device: str
     references: Mapping[str, Callable[..., Any]]
     arms: Mapping[str, Arm]
+    margins: Margins | None = None
     configurations: int | None = None
     kernels: Kernels = field(init=False)
     rotation: Rotation = field(default_factory=Rotation)
@@ -202,6 +222,41 @@ class Comparison:
 
     def cell(self, cell: Cell, draws: Sequence[tuple[int, bool]]) -> Found:
         """Run the draws of a cell in both arms at once; nothing here is timed."""
+        drawn = self.draw(cell, draws)
+        evidence = CellEvidence(
+            cell=cell.id,
+            head=drawn.head.outcome,
+            base=drawn.base,
+            base_form="kernel" if drawn.is_kernel else "reference",
+            failed_seed=drawn.head.failed_seed,
+        )
+        if drawn.head.outcome is not Outcome.RAN:
+            return Found(evidence)
+        head = self.arms["head"]
+        said = read_report(head.report)
+        self.kernels.saw(cell, said, head.seconds)
+        held, kernels, unseen = self.probe(cell, drawn.trials[-1], drawn.head.results[-1])
+        further = self.again(cell, drawn)
+        if further.head.outcome is not Outcome.RAN:
+            ended = {"head": further.head.outcome, "failed_seed": further.head.failed_seed}
+            return Found(evidence.model_copy(update=ended))
+        held += [
+            PropertyEvidence(name="repeat", output=name, equal=False, error=apart)
+            for trial in [*drawn.trials, *further.trials]
+            for name, apart in trial.spread.items()
+        ]
+        dispatch = self.contract.entry_points[cell.entry_point].dispatch
+        update = {
+            "draws": [*drawn.draws, *further.draws],
+            "properties": held,
+            "backend": said.backend(dispatch),
+            "kernels": sorted(said.launches),
+            "unprofiled": unseen,
+        }
+        return Found(evidence.model_copy(update=update), kernels)
+
+    def draw(self, cell: Cell, draws: Sequence[tuple[int, bool]]) -> Drawn:
+        """Run some draws of a cell in both arms and compare them."""
         trials, properties = [], self.contract.entry_points[cell.entry_point].properties
         for seed, secret in draws:
             plan = call(self.contract, cell, seed)
@@ -212,39 +267,30 @@ class Comparison:
         head, base = self._series(trials, [secret for _, secret in draws])
         # What is not finite is no measure of head's errors.
         kernel = base.outcome is Outcome.RAN and _finite(base.results)
-        evidence = CellEvidence(
-            cell=cell.id,
-            head=head.outcome,
-            base=base.outcome,
-            base_form="kernel" if kernel else "reference",
-            failed_seed=head.failed_seed,
-        )
-        if head.outcome is not Outcome.RAN:
-            return Found(evidence)
-        others = base.results if kernel else [trial.stand_in() for trial in trials]
-        figures = [
-            Draw(seed=seed, secret=secret, outputs=_figures(trial, own, other))
-            for (seed, secret), trial, own, other in zip(
-                draws, trials, head.results, others, strict=True
-            )
-        ]
-        said = read_report(self.arms["head"].report)
-        self.kernels.saw(cell, said, self.arms["head"].seconds)
-        held, kernels, unseen = self.probe(cell, trials[-1], head.results[-1])
-        held += [
-            PropertyEvidence(name="repeat", output=name, equal=False, error=apart)
-            for trial in trials
-            for name, apart in trial.spread.items()
-        ]
-        dispatch = self.contract.entry_points[cell.entry_point].dispatch
-        update = {
-            "draws": figures,
-            "properties": held,
-            "backend": said.backend(dispatch),
-            "kernels": sorted(said.launches),
-            "unprofiled": unseen,
-        }
-        return Found(evidence.model_copy(update=update), kernels)
+        drawn = Drawn(trials, head, base.outcome, kernel)
+        if head.outcome is Outcome.RAN:
+            others = base.results if kernel else [trial.stand_in() for trial in trials]
+            drawn.draws = [
+                Draw(seed=seed, secret=secret, outputs=_figures(trial, own, other))
+                for (seed, secret), trial, own, other in zip(
+                    draws, trials, head.results, others, strict=True
+                )
+            ]
+        return drawn
+
+    def again(self, cell: Cell, drawn: Drawn) -> Drawn:
+        """Further secret draws, where they would tell whether a figure is over by chance.
+
+        None that are compared with something else than the first: those stand as they are.
+        """
+        none = Drawn([], Series(), drawn.base, drawn.is_kernel)
+        if self.margins is None:
+            return none
+        if not is_open(drawn.draws, limits(self.contract, cell, self.margins)):
+            return none
+        found = self.draw(cell, [(secrets.randbits(62), True) for _ in range(FURTHER)])
+        told = found.head.outcome is not Outcome.RAN or found.is_kernel == drawn.is_kernel
+        return found if told else none
 
     def probe(
         self, cell: Cell, trial: Trial, results: Results

@@ -21,22 +21,14 @@ from bot.evidence import (
     OutputFigures,
     RouteEvidence,
 )
+from bot.judge.limits import Limits, is_over, limits, standing
 from bot.judge.verdicts import Finding
 from bot.model import Cell, Job, Outcome, Verdict
 from bot.plan import find_cells
-from bot.policy import Margins, Policy
-from bot.statistics import UNIFORM, allowance, settled
-from bot.wire import ROUNDING
+from bot.policy import Policy
 
-__all__ = ["Limits", "Measure", "judge", "limits", "measures", "reproduce"]
+__all__ = ["judge", "reproduce"]
 
-# Two roundings of an element as large as its tile's rms: less is asked of nobody.
-LEAST_TAIL = 2.0
-# How much larger than their rms the largest errors are, where they grow along a chunk.
-PEAK = 25.0
-# Two steps of fp32. A factor that all of a row has in common, as its norm, is a few roundings: off
-# by nothing in one kernel, by two steps in another that is as good.
-COMMON = 2.0**-22
 # Part of a call's device time that kernels may take which the contract does not declare.
 MOST_UNDECLARED = 0.05
 REPEAT: Property = "repeat"
@@ -46,107 +38,6 @@ BOTH_RAISED = "raised in both arms: the machine or the merge base cannot run thi
 SHOWN = 5
 # Ends of the merge base's process that say nothing of its code.
 STOPPED = (Outcome.TIMEOUT, Outcome.WORKER_DIED, Outcome.PROTOCOL)
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One figure and the most that it may be; `text` says what it means."""
-
-    name: str
-    value: float
-    limit: float
-    at: Sequence[int]
-    text: str
-
-    @property
-    def holds(self) -> bool:
-        """Whether the figure is within its limit."""
-        return self.value <= self.limit
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What holds for the outputs of a cell: declared results and anchors, both by name."""
-
-    results: Mapping[str, Result]
-    anchors: Mapping[str, float]
-    margins: Margins
-
-
-def limits(
-    contract: Contract, cell: Cell, margins: Margins, anchors: Mapping[str, float] | None = None
-) -> Limits:
-    """The limits of a cell."""
-    expected = call(contract, cell, 0)
-    return Limits({result.name: result for result in expected.results}, anchors or {}, margins)
-
-
-def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
-    """All figures of an output beside their limits; those that say where to look come first.
-
-    Ratios of two errors scatter where they are taken over few numbers, by an allowance that the
-    figures of tiles and rows have in them already. The contract's budget has none.
-    """
-    name, head, base = figures.name, figures.head, figures.base
-    result, margins = known.results[name], known.margins
-    count = 1
-    for size in result.shape:
-        count *= size
-    chance, rounding, budget = allowance(count), ROUNDING[result.dtype], result.budget
-    least = max(UNIFORM * rounding, settled(budget))
-    found = []
-
-    def add(kind: str, value: float, limit: float, at: Sequence[int], text: str) -> None:
-        found.append(Measure(kind, value, limit, at, text))
-
-    cap = -1.0 if budget is None else budget
-    add("budget", head.rms, cap, (), "rms error {value:.3g}, limit {limit:.3g}")
-    text = "{value:.3g}x the merge base's error, limit {limit:.3g}x"
-    add("tile", figures.worst_tile, margins.tile, figures.worst_at, text)
-    if figures.worst_row is not None:
-        add("row", figures.worst_row, margins.row, figures.row_at, text)
-    if head.tail is not None and base.tail is not None:
-        limit = (
-            margins.tail * chance * max(base.tail, LEAST_TAIL, PEAK * settled(budget) / rounding)
-        )
-        text = "one element is {value:.3g} half roundings off, limit {limit:.3g}"
-        add("tail", head.tail, limit, figures.tail_at, text)
-    few = allowance(min(count, figures.effective or count))
-    limit = margins.rms * few * max(base.rms, least)
-    rows = allowance(count // max(1, result.shape[-1] if result.shape else 1))
-    limit = max(limit, min(COMMON, margins.rms * rows * base.rms))
-    add("rms", head.rms, limit, (), "error {value:.3g}, limit {limit:.3g} by the merge base's own")
-    if head.slope is not None and base.slope is not None:
-        # Between two honest kernels in bf16 it was 0.12% and more; a factor of 1.003 is a fault.
-        limit = max(margins.slope * base.slope, margins.slope_floor, rounding / 3)
-        text = "a bias of {value:.2%}, limit {limit:.2%}"
-        add("slope", head.slope, limit, figures.slope_at, text)
-    if name in known.anchors:
-        # Errors must not creep up from merge to merge; who is no worse than the merge base is not
-        # to blame.
-        limit = max(margins.anchor * few * max(known.anchors[name], least), base.rms)
-        text = "error {value:.3g}, limit {limit:.3g} by what was once accepted"
-        add("anchor", head.rms, limit, (), text)
-    return found
-
-
-def fault(figures: OutputFigures, known: Limits) -> str | None:
-    """The first figure of an output that is over its limit, as a reason."""
-    name = figures.name
-    if known.results[name].budget is None:
-        return f"budget: the contract has none for this dtype of {name}"
-    if figures.head.rms >= HUGE and figures.head.max_abs >= HUGE:
-        return f"budget: {name} at {_at(figures.worst_at)} is not finite"
-    for measure in measures(figures, known):
-        if not measure.holds:
-            where = f" at {_at(measure.at)}:" if measure.at else ""
-            said = measure.text.format(value=measure.value, limit=measure.limit)
-            return f"{measure.name}: {name}{where} {said}"
-    return None
-
-
-def _at(place: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, place))}]"
 
 
 def reproduce(lane: str, cell: str, seed: int | None) -> str:
@@ -230,15 +121,6 @@ def _entries(job: Job, evidence: Evidence) -> tuple[dict[str, list[CellEvidence]
     return entries, ""
 
 
-def _summary(found: Sequence[CellEvidence]) -> str:
-    figures = [figures for entry in found for draw in entry.draws for figures in draw.outputs]
-    worst = max(figures, key=lambda one: one.worst_tile)
-    said = f"worst tile {worst.worst_tile:.3g}x in {worst.name}, rms {worst.head.rms:.2g}"
-    unfit = list(dict.fromkeys(text for entry in found for text in entry.unfit))
-    more = f" and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
-    return f"{said}; unfit: {', '.join(unfit[:SHOWN])}{more}" if unfit else said
-
-
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One cell and what is known of it before its evidence."""
@@ -260,7 +142,7 @@ class _Case:
             return Verdict.LOST, f"the job stopped before the last of them: {reason}"
         if any(map(_is_impossible, found)):
             return Verdict.NOT_PROVEN, BOTH_RAISED
-        return self._doubt(found) or (Verdict.PASS, _summary(found))
+        return self._doubt(found) or (Verdict.PASS, self._summary(found))
 
     def _fault(
         self, found: Sequence[CellEvidence], kernels: Sequence[KernelEvidence]
@@ -296,8 +178,18 @@ class _Case:
             return Verdict.NOT_PROVEN, f"undeclared-kernel: not known, {unseen[0]}"
         if found[0].configuration is not None and self.evidence.configurations is None:
             said = "how many configurations are due cannot be read from the source"
-            return Verdict.NOT_PROVEN, f"{said}: {len(found)} were tried; {_summary(found)}"
+            return Verdict.NOT_PROVEN, f"{said}: {len(found)} were tried; {self._summary(found)}"
         return None
+
+    def _summary(self, found: Sequence[CellEvidence]) -> str:
+        figures = [figures for entry in found for figures in _all(entry.draws)]
+        worst = max(figures, key=lambda one: one.worst_tile)
+        said = f"worst tile {worst.worst_tile:.3g}x in {worst.name}, rms {worst.head.rms:.2g}"
+        if any(is_over(entry.draws, self.limits) for entry in found):
+            said = f"{said}; a figure was over its limit in one draw and in no other"
+        unfit = list(dict.fromkeys(text for entry in found for text in entry.unfit))
+        more = f" and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
+        return f"{said}; unfit: {', '.join(unfit[:SHOWN])}{more}" if unfit else said
 
     def _count_fault(self, found: Sequence[CellEvidence]) -> str | None:
         numbers = sorted(entry.configuration or 0 for entry in found)
@@ -318,10 +210,9 @@ class _Case:
             return f"missing-row: figures for {', '.join(names)} are due"
         if reason := self._draws_fault(entry):
             return f"missing-row: {reason}"
-        for draw in entry.draws:
-            for figures in draw.outputs:
-                if reason := fault(figures, self.limits):
-                    return self._again(reason, draw.seed)
+        if found := standing(entry.draws, self.limits):
+            draw, reason = found
+            return self._again(reason, draw.seed)
         return self._property_fault(entry)
 
     def _draws_fault(self, entry: CellEvidence) -> str | None:

@@ -143,6 +143,7 @@ def _order(session: Session, policy: Policy, contract: Contract, job: Job) -> di
         "cells": [{"entry_point": cell.entry_point, "values": cell.values} for cell in cells],
         "trusted_tree": str(session.trees["trusted"]),
         "roots": policy.source_roots,
+        "margins": policy.margins.model_dump(mode="json"),
         "device": session.lane.device,
         "interpreter": session.lane.interpreter,
         "call_timeout_s": session.lane.call_timeout_s,

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from bot.anchors import Anchors
 from bot.contract import Contract
 from bot.evidence import CellEvidence, Evidence, KernelEvidence, OutputFigures
-from bot.judge.correctness import OUTCOMES, Limits, limits, measures
+from bot.judge.correctness import OUTCOMES
+from bot.judge.limits import Limits, is_over, limits, measures, standing
 from bot.model import Outcome
 from bot.plan import find_cells
 from bot.policy import Policy
@@ -78,18 +79,19 @@ def _cell(found: CellEvidence, known: Limits) -> tuple[list[str], bool]:
     lines.append(f"  merge base: {'its kernel' if found.base_form == 'kernel' else instead}")
     for draw in found.draws:
         lines.append(f"  seed {draw.seed}")
-        table, fine = _table(draw.outputs, known)
-        lines += [f"    {line}" for line in table]
-        good = good and fine
+        lines += [f"    {line}" for line in _table(draw.outputs, known)]
+    stays = standing(found.draws, known)
+    if stays is None and is_over(found.draws, known):
+        lines.append(f"  over in one of {len(found.draws)} draws only, and not by much: chance")
     for held in found.properties:
         same = "equal" if held.equal else f"{held.error:.3g} apart"
         lines.append(f"  {held.name} of {held.output}: {same}; {held.note}")
-    return lines, good
+    return lines, good and stays is None
 
 
-def _table(outputs: Sequence[OutputFigures], known: Limits) -> tuple[list[str], bool]:
+def _table(outputs: Sequence[OutputFigures], known: Limits) -> Iterator[str]:
     """A line for each output: figures of their limits, and the worst of them."""
-    rows, good, heads = list[list[str]](), True, list[str]()
+    rows, heads = list[list[str]](), list[str]()
     for figures in outputs:
         found = measures(figures, known)
         worst = max(found, key=lambda m: m.value / m.limit if m.value else 0.0)
@@ -99,8 +101,7 @@ def _table(outputs: Sequence[OutputFigures], known: Limits) -> tuple[list[str], 
         heads = heads or [measure.name for measure in found]
         cells = [f"{measure.value:.3g}/{measure.limit:.3g}" for measure in found]
         rows.append([figures.name, str(figures.elements), *cells, said])
-        good = good and not over
-    return list(_aligned([["output", "elements", *heads, "worst"], *rows])), good
+    return _aligned([["output", "elements", *heads, "worst"], *rows])
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -22,6 +22,8 @@ from bot.plan import find_cells
 from bot.statistics import allowance
 from tests.conftest import Workbench
 
+Figures = dict[str, float]
+
 
 @pytest.fixture
 def analysis(kernels: Workbench) -> Iterator[Analysis]:
@@ -161,6 +163,39 @@ def test_one_bad_figure_fails_its_cell(
         cell = data["cells"][0]["cell"]
         command = f"fla-bot run --lane interpret:cpu --only '{cell}' --seed {chosen['seed']}"
         assert said.endswith(f"; reproduce: {command}")
+
+
+NEAR = {"worst_tile": 4.1}
+AGAIN = [
+    # Figures of the public draw, of the secret one, of three more, and whether the cell fails.
+    (NEAR, {}, [{}, {}, {}], False),
+    ({}, NEAR, [{}, {}, {}], False),
+    ({"worst_tile": 4.1, "worst_row": 8.1}, {}, [{}, {}, {}], False),
+    (NEAR, {}, [{}], True),  # not drawn often enough
+    (NEAR, NEAR, [{}, {}, {}], True),
+    (NEAR, {}, [{}, NEAR, {}], True),
+    ({"worst_tile": 8.1}, {}, [{}, {}, {}], True),  # too far off for chance
+    ({"rms": 1.0}, {}, [{}, {}, {}], True),  # the contract's cap leaves nothing to it
+    ({}, {}, [{}, {}, {"worst_tile": 8.1}], True),
+]
+
+
+@pytest.mark.parametrize(("public", "secret", "more", "fails"), AGAIN)
+def test_figure_that_is_over_in_one_draw_only_is_chance(
+    analysis: Analysis, public: Figures, secret: Figures, more: list[Figures], fails: bool
+) -> None:
+    data = evidence(analysis)
+    draws = data["cells"][0]["draws"]
+    for number in range(len(more)):
+        draws.append({**json.loads(json.dumps(draws[1])), "seed": 100 + number})
+    for draw, changed in zip(draws, [public, secret, *more], strict=True):
+        one = draw["outputs"][0]
+        one["head"] |= {key: value for key, value in changed.items() if key == "rms"}
+        one |= {key: value for key, value in changed.items() if key != "rms"}
+    assert bool(failures(analysis, data)) is fails
+    said = next(row for row in rows(analysis, data) if row.cell == data["cells"][0]["cell"])
+    told = "a figure was over its limit in one draw and in no other"
+    assert said.reason.endswith(told) is not fails
 
 
 def test_limits_follow_the_merge_base(analysis: Analysis) -> None:

@@ -1,4 +1,4 @@
-"""One cell in both arms, where the merge base gives nothing that can be compared with."""
+"""One cell in both arms: what stands in for a base that gives nothing, and when is drawn again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from bot.contract import load  # noqa: E402
 from bot.device.__main__ import Comparison  # noqa: E402
 from bot.device.arm import Arena, Arm  # noqa: E402
 from bot.device.trial import Trial  # noqa: E402
-from bot.evidence import HUGE, CellEvidence  # noqa: E402
+from bot.evidence import HUGE, CellEvidence, Draw, OutputFigures  # noqa: E402
 from bot.model import Outcome  # noqa: E402
+from bot.policy import Margins  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 
@@ -93,3 +94,44 @@ def test_profiled_call_that_fails_is_told(
         [],
         says,
     )
+
+
+def figures(tile: float, rms: float = 1e-8) -> OutputFigures:
+    small = {"rms": 1e-8, "max_abs": 1e-7, "tail": 2.0, "slope": 0.0}
+    head = small | {"rms": rms}
+    return OutputFigures.model_validate(
+        {"name": "y", "elements": 9, "head": head, "base": small, "worst_tile": tile,
+         "worst_at": [0], "worst_row": 1.0}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tiles", "rms", "draws"),
+    [
+        ([1, 1], 1e-8, 2),
+        ([1, 4.1], 1e-8, 5),  # a little over, once: three more secret draws tell
+        ([4.1, 4.1], 1e-8, 2),  # twice is no chance
+        ([1, 9], 1e-8, 2),  # nor is twice the limit
+        ([1, 4.1], 1.0, 2),  # nor anything beside a broken cap
+    ],
+)
+def test_cell_is_drawn_again_where_that_would_tell(
+    monkeypatch: pytest.MonkeyPatch, tiles: list[float], rms: float, draws: int
+) -> None:
+    contract = load((ROOT / "contracts/l2norm.yaml").read_bytes(), "l2norm")
+    cell = next(c for c in cells(contract, "l2norm") if "direction=forward" in c.id)
+    reference = contract.entry_points["l2norm"].reference
+    said = iter([figures(tile, rms) for tile in [*tiles, 1, 1, 1]])
+    monkeypatch.setattr(device, "compare", lambda *_: next(said))
+    arms = {"base": arm(0.25), "head": arm(0.5)}
+
+    def drawn(margins: Margins | None) -> list[Draw]:
+        both = Comparison(contract, "cpu", {reference: l2norm}, arms, margins)
+        return both.cell(cell, [(3, False), (4, True)]).evidence.draws
+
+    found = drawn(Margins(rms=1.5, tile=4.0))
+    assert len(found) == draws
+    assert [draw.secret for draw in found] == [False, *[True] * (draws - 1)]
+    assert len({draw.seed for draw in found}) == draws
+    said = iter([figures(tile, rms) for tile in tiles])
+    assert len(drawn(None)) == 2  # as for a single seed, which stands for itself

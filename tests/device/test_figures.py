@@ -12,7 +12,7 @@ import torch
 from bot.cells import Result
 from bot.device.figures import compare
 from bot.evidence import HUGE, OutputFigures
-from bot.judge.correctness import Limits, fault, measures
+from bot.judge.limits import Limits, fault, measures
 from bot.policy import Margins
 from tests.device import emulation
 from tests.device.emulation import Inputs, Tensor
