@@ -293,12 +293,14 @@ class _Case:
         late = [r.audit_ms for r in self.row.restarts if {"base", "head"} <= set(r.audit_ms)]
         return min((a["head"] - a["base"] for a in late), default=0.0)
 
+    def _is_late(self, found: Speed) -> bool:
+        return self._late_ms() > max(found.base_ms / 2, DEFERRED * found.base_ms * self.row.calls)
+
     def _deferred(self, found: Speed) -> str | None:
         """Work that is done after the clock has stopped shows when results are asked for."""
-        late, block = self._late_ms(), found.base_ms * self.row.calls
-        if not self.gates or late <= max(found.base_ms / 2, DEFERRED * block):
+        if not self.gates or not self._is_late(found):
             return None
-        return f"deferred: head takes {late:.3g} ms longer to hand over results"
+        return f"deferred: head takes {self._late_ms():.3g} ms longer to hand over results"
 
     def _costs(self) -> str | None:
         """Exact counts, self-reported by each arm's process."""
@@ -328,7 +330,8 @@ class _Case:
         share = self._margin
         where = side(found.ratio, math.log1p(share))
         if where == "within":
-            return Verdict.PASS, str(found)
+            held = f", but within the margin of {share:.1%}" if found.word == "slower" else ""
+            return Verdict.PASS, f"{found}{held}"
         if where == "beyond":
             return Verdict.FAIL, f"slower: {found}; margin {share:.1%}"
         return Verdict.NOT_PROVEN, f"{found}; neither within the margin of {share:.1%} nor beyond"
@@ -340,7 +343,7 @@ class _Case:
             own = fmean(math.log(i["head"] / i["base"]) for i in inner if i["base"] and i["head"])
             if abs(own - found.ratio.mean) > TIMER_GAP + found.ratio.half:
                 yield f"timer-mismatch: by its own events {100 * math.expm1(own):+.1f}%"
-        if self._late_ms() > found.base_ms / 2:
+        if self._is_late(found):
             yield "deferred: head takes longer to hand over its results"
         block = found.base_ms * self.row.calls
         if self.row.mode == "graph" and block < SHORT_MS:
