@@ -126,19 +126,19 @@ def fault(figures: OutputFigures, known: Limits) -> str | None:
 
 
 def standing(draws: Sequence[Draw], known: Limits) -> tuple[Draw, str] | None:
-    """The first figure of a cell that is over its limit and stays so, by draw and reason.
+    """The first figure of a cell that is over its limit, by draw and reason, unless by chance.
 
     Two honest kernels round differently, and in some inputs few numbers decide a figure: one draw
     in thousands is a little over. What is wrong is over again when it is drawn again. So a ratio to
     the merge base's error counts as chance if it is over in one draw only, by less than CHANCE, and
-    holds in FURTHER secret draws beside it. The contract's caps leave nothing to chance.
+    holds in FURTHER secret draws beside it. The contract's caps leave nothing to chance, and where
+    one figure is no chance none is.
     """
     over = list(_over(draws, known))
-    for draw, figures, measure in over:
-        others = sum(other.secret for other in draws if other is not draw)
-        if others < FURTHER or not _may_be_chance(figures, measure, over):
-            return draw, _said(figures, measure, known)
-    return None
+    if not over or (_may_all_be_chance(over) and all(_has_further(one, draws) for one in over)):
+        return None
+    draw, figures, measure = over[0]
+    return draw, _said(figures, measure, known)
 
 
 def is_over(draws: Sequence[Draw], known: Limits) -> bool:
@@ -149,7 +149,7 @@ def is_over(draws: Sequence[Draw], known: Limits) -> bool:
 def is_open(draws: Sequence[Draw], known: Limits) -> bool:
     """Whether a figure is over its limit and FURTHER more draws can make that a chance."""
     over = list(_over(draws, known))
-    return bool(over) and all(_may_be_chance(f, measure, over) for _, f, measure in over)
+    return bool(over) and _may_all_be_chance(over)
 
 
 _Over = tuple[Draw, OutputFigures, Measure]
@@ -163,11 +163,17 @@ def _over(draws: Sequence[Draw], known: Limits) -> Iterator[_Over]:
                     yield draw, figures, measure
 
 
-def _may_be_chance(figures: OutputFigures, measure: Measure, over: Sequence[_Over]) -> bool:
-    """Whether it is close, and the only one of its kind among the draws."""
-    count = Counter((f.name, m.name) for _, f, m in over)[figures.name, measure.name]
-    is_near = measure.value <= CHANCE * measure.limit
-    return measure.name != "budget" and is_near and count == 1
+def _may_all_be_chance(over: Sequence[_Over]) -> bool:
+    """Whether each is close, and the only one of its kind among the draws."""
+    counts = Counter((figures.name, measure.name) for _, figures, measure in over)
+    return max(counts.values()) == 1 and all(
+        measure.name != "budget" and measure.value <= CHANCE * measure.limit
+        for _, _, measure in over
+    )
+
+
+def _has_further(one: _Over, draws: Sequence[Draw]) -> bool:
+    return sum(draw.secret for draw in draws if draw is not one[0]) >= FURTHER
 
 
 def _said(figures: OutputFigures, measure: Measure, known: Limits) -> str:
