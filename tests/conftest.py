@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 # Before anything imports triton: without a GPU the kernels run in its interpreter.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell ignores Ctrl-C for what it runs in the background, and what we start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 L2NORM = tuple(f"fla/modules/{name}.py" for name in ("__init__", "l2norm", "l2norm_naive"))
