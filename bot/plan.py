@@ -66,7 +66,9 @@ def plan(
         job
         for op in sorted(reached)
         for lane in sorted(_lanes(contracts[op], reached[op]) & set(policy.lanes))
-        for job in _cell_jobs(op, lane, policy, contracts[op], reached[op], because, sides)
+        for job in _cell_jobs(
+            *(op, lane, policy, contracts[op], reached[op], because, sides), anchors.get(op)
+        )
     ]
     chosen = sorted(set(tests))
     for lane in sorted(name for name in policy.lanes if name.startswith("tests:") and chosen):
@@ -89,6 +91,7 @@ def _cell_jobs(
     names: list[str],
     because: Mapping[str, list[Because]],
     sides: tuple[Side, Side],
+    frozen: Anchors | None,
 ) -> list[Job]:
     if lane.startswith("benchmark:"):
         chosen = [
@@ -107,7 +110,9 @@ def _cell_jobs(
         for side, own in zip(sides, index, strict=True)
     ]
     spec = policy.lanes[lane].model_dump(mode="json")
-    key = digest([contract.fingerprint, sorted(names), lane, spec, *closures, _harness()])
+    # What a result is judged by is part of it: under other limits it is another one.
+    limits = [policy.margins.model_dump(mode="json"), digest(frozen)]
+    key = digest([contract.fingerprint, sorted(names), lane, spec, *closures, _harness(), limits])
     enforced = contract.status == "enforced"
     return [_job(policy, lane, op, chosen, because.get(op, []), key, required=enforced)]
 

@@ -8,7 +8,7 @@ from bot.change import Repository
 from bot.check import Analysis, Request, analyse
 from bot.model import Job
 from bot.plan import _packs
-from tests.conftest import Workbench
+from tests.conftest import ROOT, Workbench
 
 KERNEL = "fla/modules/l2norm.py"
 USER = "from fla.modules.l2norm import l2norm\n\n\ndef user(x):\n    return l2norm(x)\n"
@@ -105,6 +105,26 @@ def test_key_stays_over_a_rebase_and_changes_with_a_source(repo: Workbench) -> N
     repo.commit({"fla/__init__.py": "X = 1\n"})
     after_code = jobs(look(repo, kernel_edit(repo), "three"))
     assert all(after_code[name].key != job.key for name, job in before.items())
+
+
+def test_key_changes_with_what_results_are_judged_by(repo: Workbench) -> None:
+    """A pass under one margin is none under another, and a fail neither."""
+    before = jobs(look(repo, kernel_edit(repo), "one"))
+    policy = (repo.path / "contracts/policy.yaml").read_text()
+    frozen = (ROOT / "contracts/anchors/l2norm.json").read_text()
+    assert "  rms: 1.5" in policy
+    for number, change in enumerate(
+        (
+            {"contracts/policy.yaml": policy.replace("  rms: 1.5", "  rms: 1.4")},
+            {"contracts/policy.yaml": policy, "contracts/anchors/l2norm.json": frozen},
+        )
+    ):
+        repo.git("switch", "--quiet", "main")
+        repo.commit(change)
+        after = jobs(look(repo, kernel_edit(repo), f"work{number}"))
+        cells = [name for name in before if not name.startswith("tests-")]
+        assert cells
+        assert all(after[name].key != before[name].key for name in cells)
 
 
 @pytest.fixture
