@@ -179,12 +179,16 @@ class Finding(Strict):
 
 
 class Suppression(Strict):
-    """A comment that silences rules on its line."""
+    """A comment that silences rules on its line.
+
+    `covers`: a digest of the code that it stands in, and of what it silences there.
+    """
 
     path: str
     line: int
     codes: list[str]
     reason: str
+    covers: str = ""
 
 
 class Because(Strict):

@@ -24,7 +24,7 @@ from bot.model import (
 )
 from bot.report.contract import sentences
 
-__all__ = ["Facts", "checklist", "conclude", "job_item", "rules_item"]
+__all__ = ["Facts", "checklist", "conclude", "job_item", "rules_item", "suppressions_code"]
 
 
 MANY = 3  # drafts that are named one by one
@@ -153,12 +153,17 @@ def _suppression_items(facts: Facts) -> Iterator[ChecklistItem]:
     """Each silenced rule needs a person; the digest is what they accept."""
     if not facts.suppressions:
         return
-    code = digest([suppression.model_dump() for suppression in facts.suppressions])
+    code = suppressions_code(facts.suppressions)
     shown = "; ".join(
         f"{s.path}:{s.line} {', '.join(s.codes)}: {s.reason}" for s in facts.suppressions[:5]
     )
     count = len(facts.suppressions)
     yield _human("suppressions", f"{count} new suppression{'s' * (count > 1)}", code, shown)
+
+
+def suppressions_code(suppressions: Sequence[Suppression]) -> str:
+    """What a person accepts; not their lines, which what stands above them moves."""
+    return digest([suppression.model_dump(exclude={"line"}) for suppression in suppressions])
 
 
 def rules_item(

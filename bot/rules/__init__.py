@@ -11,6 +11,7 @@ are any, `check` looks at the merge base, and what stood there is not reported.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import io
 import pkgutil
@@ -20,12 +21,13 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from types import ModuleType
 
 from bot.contract import Contract
 from bot.impact import Impact
 from bot.kernels import Sources
-from bot.model import Change, Confidence, Finding, Severity, Suppression
+from bot.model import Change, Confidence, Finding, Severity, Suppression, digest
 from bot.policy import Policy
 from bot.source import Summary
 
@@ -71,7 +73,10 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Findings, and the suppressions that the change adds (each needs a person's word)."""
+    """Findings, and suppressions that the change adds, or that silence what it adds.
+
+    Each of these needs a person's word.
+    """
 
     findings: list[Finding]
     suppressions: list[Suppression]
@@ -166,15 +171,17 @@ def _finding(rule: tuple[str, str], hit: Hit) -> Finding:
 def _suppressed(context: Context, found: Sequence[Finding]) -> Result:
     paths = {finding.path for finding in found} | set(touched(context))
     notes = {path: _notes(context.head.sources.files.get(path)) for path in paths}
-    kept = [
-        finding
-        for finding in found
-        if not any(
-            finding.code in notes[finding.path].get(line, ({}, ""))[0]
+    kept, silent = list[Finding](), dict[tuple[str, int], list[Finding]]()
+    for finding in found:
+        lines = [
+            line
             for line in range(finding.line, finding.end_line + 1)
-        )
-    ]
-    return Result(kept, list(_new_suppressions(context, notes)))
+            if finding.code in notes[finding.path].get(line, ({}, ""))[0]
+        ]
+        for line in lines:
+            silent.setdefault((finding.path, line), []).append(finding)
+        kept += [] if lines else [finding]
+    return Result(kept, list(_new_suppressions(context, notes, silent)))
 
 
 def _notes(text: bytes | None) -> dict[int, tuple[set[str], str]]:
@@ -194,16 +201,43 @@ def _notes(text: bytes | None) -> dict[int, tuple[set[str], str]]:
 
 
 def _new_suppressions(
-    context: Context, notes: Mapping[str, Mapping[int, tuple[set[str], str]]]
+    context: Context,
+    notes: Mapping[str, Mapping[int, tuple[set[str], str]]],
+    silent: Mapping[tuple[str, int], Sequence[Finding]],
 ) -> Iterator[Suppression]:
+    """The comments that the change adds, and those of the base that silence what it adds."""
     if context.everything:
         return
-    for file in context.change.files:
-        old = _notes(context.base.sources.files.get(file.old_path))
+    renamed = {file.path: file.old_path for file in context.change.files}
+    for path in sorted({*renamed, *(path for path, _ in silent)}):
+        old = _notes(context.base.sources.files.get(renamed.get(path, path)))
         known = Counter((*sorted(codes), reason) for codes, reason in old.values())
-        for line, (codes, reason) in sorted(notes.get(file.path, {}).items()):
-            key = (*sorted(codes), reason)
-            if known[key]:
+        for line, (codes, reason) in sorted(notes.get(path, {}).items()):
+            key, found = (*sorted(codes), reason), silent.get((path, line), ())
+            if known[key] and not found:
                 known[key] -= 1
-            else:
-                yield Suppression(path=file.path, line=line, codes=sorted(codes), reason=reason)
+                continue
+            yield Suppression(
+                path=path,
+                line=line,
+                codes=sorted(codes),
+                reason=reason,
+                covers=_covered(context.head.sources, path, line, found),
+            )
+
+
+def _covered(sources: Sources, path: str, line: int, found: Sequence[Finding]) -> str:
+    """A digest of the smallest statement around a line, and of the findings silenced there."""
+    text = sources.files.get(path) or b""
+    module, lines = sources.module(path), text.splitlines()
+    first, last = 1, len(lines)  # of a file that cannot be parsed, all of it
+    for node in ast.walk(module.tree) if module else ():
+        if isinstance(node, ast.stmt):
+            start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            end = node.end_lineno or start
+            if start <= line <= end and end - start <= last - first:
+                first, last = start, end
+    first, last = min([first, *(f.line for f in found)]), max([last, *(f.end_line for f in found)])
+    code = b"\n".join(lines[first - 1 : last])
+    silenced = [(f.code, f.message, f.witness) for f in found]
+    return digest([sha256(code).hexdigest(), *silenced])
