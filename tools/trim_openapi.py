@@ -33,7 +33,8 @@ checks/create checks/get checks/get-suite checks/list-annotations checks/list-fo
 checks/list-for-suite checks/list-suites-for-ref checks/rerequest-run checks/update
 git/get-ref git/get-tree git/list-matching-refs
 issues/add-labels issues/create-comment issues/delete-comment issues/get issues/get-comment
-issues/list-comments issues/list-comments-for-repo issues/list-labels-on-issue issues/remove-label
+issues/list-comments issues/list-comments-for-repo issues/list-events
+issues/list-labels-on-issue issues/remove-label
 issues/set-labels issues/update-comment
 pulls/get pulls/list pulls/list-commits pulls/list-files pulls/update
 rate-limit/get

@@ -30,7 +30,8 @@ class Hint:
     """What an event adds: a plan or why there is none, a lane's result.
 
     `fault_of`: the head that the fault is of, empty where nobody knows. `pusher`: who has pushed
-    which head (`pushed`), and after which one (`before`).
+    which head (`pushed`), and after which one (`before`). `elsewhere`: what failed on another head.
+    `doubt`: a word may be gone.
     """
 
     fresh: Case | None = None
@@ -40,6 +41,8 @@ class Hint:
     pushed: str = ""
     before: str = ""
     result: LaneResult | None = None
+    elsewhere: LaneResult | None = None
+    doubt: bool = False
 
 
 NO_HINT = Hint()

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from bot.github.approvals import Said, edited, said
-from bot.github.case import Case, Reply, RowId, Standing
+from bot.github.case import Acceptance, Case, Reply, RowId, Standing
+from bot.github.holding import shown_since
 from bot.github.lanes import Lanes
 from bot.github.operate import is_queued
 from bot.github.situation import Answer, Reaction, Situation
@@ -44,6 +45,7 @@ def told(now: Situation, standing: Standing, answers: Collection[Answer], title:
     edits = [item.comment.updated_at for item in _edited(now) if item.comment.id in given]
     update = {
         "answered": max([now.answered, *done]),
+        "seen": max([standing.seen, *given]),
         "edits": max(edits, default=now.edits),
         "replies": [*kept, *new][-MAX_REPLIES:],
     }
@@ -102,7 +104,7 @@ class Answers:
         self.given: list[Answer] = []
         self._ordered: list[tuple[Said, list[RowId]]] = []
         self._waits: set[int] = set()  # comments with an order whose time has not come
-        self._since = now.standing.since if now.standing else now.now
+        self._since = shown_since(now)
 
     def _say(self, item: Said, reaction: Reaction, text: str, *, counts: bool = False) -> None:
         answer = _answer(item, reaction, text)
@@ -171,8 +173,10 @@ class Answers:
         return [answer for answer in self.given if answer.comment not in self._waits]
 
     def _cannot_order(self, item: Said) -> str:
-        if item.comment.created_at < self._since:
+        if item.comment.created_at <= self._since:
             return "the head has moved since; type it again if it still holds"
+        if self.lanes.barred:
+            return self.lanes.barred
         if not self.lanes.permit.given:
             return f"this head is not approved; type /fla-bot approve {self.pull.head.sha}"
         return self._no_runner(item)
@@ -199,30 +203,42 @@ class Answers:
 
     # Words.
 
-    def words(self, accepted: Mapping[str, str], refused: Mapping[tuple[int, str], str]) -> None:
-        """Answers to what is no order: words that count or not, questions, misspelt lines."""
+    def words(
+        self,
+        granted: Collection[int],
+        accepted: Mapping[str, str],
+        accepts: Collection[Acceptance],
+        refused: Mapping[tuple[int, str], str],
+    ) -> None:
+        """Answers to what is no order: words that count or not, questions, misspelt lines.
+
+        `granted`: comments by which machines may run; `accepts`: words for digests; both recorded.
+        """
         self.given += _plain(self.now, self.heard)
         for item in unanswered(self.now, self.heard):
             kind = item.command.kind
             if kind == "approve":
-                self._approve(item)
+                self._approve(item, granted)
             elif kind == "accept":
-                self._accept(item, accepted)
+                self._accept(item, accepted, accepts)
             elif kind == "waive":
                 reason = refused.get((item.comment.id, item.command.arguments[0]), "")
                 self._say(item, "-1" if reason else "+1", reason, counts=not reason)
 
-    def _approve(self, item: Said) -> None:
+    def _approve(self, item: Said, granted: Collection[int]) -> None:
         head = self.pull.head.sha
         if item.command.arguments != (head,):
             self._say(item, "-1", f"the head is another one; type /fla-bot approve {head}")
             return
-        if self.now.people.role(item.login) not in self.case.approvals.run:
-            self._say(item, "-1", f"only {', '.join(self.case.approvals.run)} may approve")
+        roles = self.case.approvals.run
+        if item.comment.id not in granted or self.now.people.role(item.login) not in roles:
+            self._say(item, "-1", f"only {', '.join(roles)} may approve")
             return
         self._say(item, "+1", "", counts=True)
 
-    def _accept(self, item: Said, accepted: Mapping[str, str]) -> None:
+    def _accept(
+        self, item: Said, accepted: Mapping[str, str], accepts: Collection[Acceptance]
+    ) -> None:
         (code,) = item.command.arguments
         if code in accepted:
             self._say(item, "+1", "", counts=True)
@@ -231,7 +247,7 @@ class Answers:
         if code not in waits:
             shown = ", ".join(f"/fla-bot accept {other}" for other in waits) or "nothing"
             text = f"no such digest waits; what waits: {shown}"
-            if self.now.people.role(item.login) in self.case.approvals.accept:
+            if Acceptance(comment=item.comment.id, code=code) in accepts:
                 # Of two edits together a merge group makes a digest of its own.
                 text += f"; a merge group that asks for {code} takes it from who has no hand in it"
                 self._say(item, "eyes", text, counts=True)

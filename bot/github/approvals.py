@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from bot.github.case import Case, Grant, Standing, Waiver
+from bot.github.case import Acceptance, Case, Grant, Standing, Waiver
 from bot.github.commands import Command, commands
 from bot.github.records import Comment, Pull
 from bot.model import ItemState
@@ -16,6 +16,7 @@ __all__ = [
     "Need", "People", "Said", "acceptances", "approval", "edited", "grants", "said", "waivers",
 ]  # fmt: skip
 
+LATER = "it did not count when it was first seen; type it again"
 MAX_COMMITS = 250  # GitHub lists no more: with more, who wrote them is not known
 
 
@@ -85,7 +86,7 @@ def grants(
     case: Case,
     pusher: str,
     people: People,
-    answered: int,
+    judged: int,
     edits: Collection[int] = (),
 ) -> list[Grant]:
     """The words that may let machines run this head, each with how far it reaches.
@@ -106,7 +107,7 @@ def grants(
             new = Grant(comment=number, login=item.login, base_ref=base, envelope=shown.envelope())
             if number in known:
                 found.append(known[number])
-            elif number > answered and people.role(item.login) in case.approvals.run:
+            elif number > judged and people.role(item.login) in case.approvals.run:
                 found.append(new)
     found += [known[n].model_copy(update={"edited": True}) for n in sorted({*known} & {*edits})]
     if 0 in known:
@@ -149,31 +150,57 @@ def approval(
     return None, why
 
 
-def acceptances(case: Case, heard: list[Said], people: People) -> dict[str, str]:
-    """Digests that somebody who may has accepted, and who."""
+def acceptances(
+    case: Case, heard: list[Said], standing: Standing, people: People
+) -> tuple[dict[str, str], list[Acceptance]]:
+    """Digests that somebody who may has accepted, and who; and the words to be recorded.
+
+    A word that was refused is not recorded: having been looked at, it will not count later either.
+    One for a digest that nothing asks for here may be meant for a merge group.
+    """
+    recorded = standing.accepts
     wanted = {
         item.accept: item.id.partition(":")[2].partition(".")[0]
         for item in case.report.checklist
         if item.state is ItemState.HUMAN and item.accept
     }
-    found: dict[str, str] = {}
+    found, words = dict[str, str](), list[Acceptance]()
     for item in heard:
         if item.command.kind != "accept":
             continue
         (code,) = item.command.arguments
-        if code in wanted and not _cannot_accept(case, item.login, wanted[code], people):
+        word = Acceptance(comment=item.comment.id, code=code)
+        known = recorded is not None and word in recorded
+        if not known and recorded is not None and word.comment <= standing.judged:
+            continue
+        if code in wanted:
+            counts = not _cannot_accept(case, item.login, wanted[code], people)
+        else:
+            counts = known or _may_accept(case, item.login, case.owners, people)
+        if counts and code in wanted:
             found.setdefault(code, item.login)
-    return found
+        if known or counts:
+            words.append(word)
+    return found, words
 
 
 def _cannot_accept(case: Case, login: str, op: str, people: People) -> str:
     """Why an account may not accept something of an op, or nothing."""
     if people.is_author(login):
         return "who wrote or pushed the change may not"
-    owner = login.lower() in {name.lstrip("@").lower() for name in case.owners.get(op, [])}
-    if not owner and people.role(login) not in case.approvals.accept:
+    if not _may_accept(case, login, [op], people):
         return f"only {', '.join(case.approvals.accept)} or an owner of the contract may"
     return ""
+
+
+def _may_accept(case: Case, login: str, ops: Iterable[str], people: People) -> bool:
+    """Whether an account owns the contract of one of these ops, or its role may accept."""
+    owner = any(_is_owner(case, login, op) for op in ops)
+    return owner or people.role(login) in case.approvals.accept
+
+
+def _is_owner(case: Case, login: str, op: str) -> bool:
+    return login.lower() in {name.lstrip("@").lower() for name in case.owners.get(op, [])}
 
 
 def waivers(
@@ -182,7 +209,7 @@ def waivers(
     """The waivers to be recorded, as they were first seen, and why some words do not count.
 
     A word is known by its comment and target. One that was refused is not recorded: having been
-    answered, it will not count later either.
+    looked at, it will not count later either.
     """
     known = {(waiver.comment, waiver.target): waiver for waiver in standing.waivers}
     shown = standing.case or case
@@ -198,27 +225,37 @@ def waivers(
         new = old or Waiver(
             comment=number, login=item.login, target=target, reason=reason, plan=shown.plan
         )
-        if why := _cannot_waive(case, item, new, standing, people):
+        # What is recorded was said of this head and plan.
+        early = "" if old else _is_early(item, standing)
+        why = early or _cannot_waive(case, item.login, new, people)
+        if not why and old is None and number <= standing.judged:
+            why = LATER  # whoever waits for an answer is answered again
+        if why:
             refused[number, target] = why
         if old or not why:
             found.append(new)
     return found, refused
 
 
-def _cannot_waive(
-    case: Case, item: Said, waiver: Waiver, standing: Standing, people: People
-) -> str:
-    if item.comment.created_at < standing.since:
-        return "it was for another head"
+def _is_early(item: Said, standing: Standing) -> str:
+    """Why a word was for what people saw before this head and plan, or nothing."""
+    if item.comment.created_at <= standing.since:
+        return "it was for another head; type it again if it still holds"
+    if standing.replaced is not None and item.comment.created_at <= standing.replaced:
+        return "it was for another plan; type it again if it still holds"
+    return ""
+
+
+def _cannot_waive(case: Case, login: str, waiver: Waiver, people: People) -> str:
     if waiver.plan != case.plan:
         return "it was for another plan; type it again if it still holds"
     codes = {finding.code for finding in case.report.findings}
     jobs = {job.id: job.op for job in case.report.plan.jobs}
     if waiver.target not in codes | set(jobs):
         return f"neither a rule that hits here nor a job: {waiver.target}"
-    if people.is_author(item.login):
+    if people.is_author(login):
         return "who wrote or pushed the change may not waive"
-    owners = {name.lstrip("@").lower() for name in case.owners.get(jobs.get(waiver.target, ""), [])}
-    if item.login.lower() not in owners and people.role(item.login) not in ("admin", "maintain"):
+    owner = _is_owner(case, login, jobs.get(waiver.target, ""))
+    if not owner and people.role(login) not in ("admin", "maintain"):
         return "only admin, maintain or an owner of the contract may waive"
     return ""

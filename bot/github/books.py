@@ -13,10 +13,14 @@ from hashlib import sha1
 
 from bot.anchors import FOLDER as ANCHORS
 from bot.contract import Contract
+from bot.errors import UserError
 from bot.model import digest
 from bot.trusted import FOLDER, POLICY_PATH
 
-__all__ = ["blob", "books_digest", "contract_path", "references", "shelf_digest"]
+__all__ = [
+    "anchors_path", "blob", "books_digest", "contract_path", "named", "op_of", "references",
+    "shelf_digest",
+]  # fmt: skip
 
 
 def books_digest(
@@ -33,7 +37,7 @@ def books_digest(
     if ops is None:
         wanted |= {path for path in tree if _is_contract(path) or _is_anchors(path)}
     else:
-        wanted |= {path for op in ops for path in (contract_path(op), f"{ANCHORS}/{op}.json")}
+        wanted |= {path for op in ops for path in (contract_path(op), anchors_path(op))}
     return digest(sorted(item for item in tree.items() if item[0] in wanted))
 
 
@@ -57,6 +61,18 @@ def contract_path(op: str) -> str:
     return f"{FOLDER}/{op}.yaml"
 
 
+def anchors_path(op: str) -> str:
+    """Where the anchors of an op stand."""
+    return f"{ANCHORS}/{op}.json"
+
+
+def op_of(path: str) -> str:
+    """The op whose contract or anchors a path is; empty if it is neither."""
+    if not (_is_contract(path) or _is_anchors(path)):
+        return ""
+    return path.rpartition("/")[2].rpartition(".")[0]
+
+
 def references(contracts: Iterable[Contract], tree: Iterable[str]) -> list[str]:
     """The files of a commit that hold what contracts compare with, wherever the sources begin."""
     points = (point for contract in contracts for point in contract.entry_points.values())
@@ -70,3 +86,11 @@ def blob(text: str) -> str:
     """The name that git gives to a file of this text."""
     data = text.encode()
     return sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def named(texts: Mapping[str, str], oid: str, path: str) -> bytes:
+    """The text of a blob among those that somebody says they are; a UserError if it is not."""
+    text = texts.get(oid)
+    if text is None or blob(text) != oid:
+        raise UserError(f"{path} is not the one that GitHub has")
+    return text.encode()

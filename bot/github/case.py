@@ -22,8 +22,8 @@ from bot.model import CheckState, Oid, Report, Row, Verdict
 from bot.policy import Approvals, Caps, Lane, Policy
 
 __all__ = [
-    "Case", "Envelope", "Grant", "LaneResult", "Merged", "Origin", "Reply", "RowId", "Standing",
-    "Waiver", "code_digest", "pack", "seal", "unpack",
+    "Acceptance", "Case", "Envelope", "Grant", "LaneResult", "Merged", "Origin", "Reply", "RowId",
+    "Standing", "Waiver", "code_digest", "pack", "seal", "unpack",
 ]  # fmt: skip
 
 MAX_PACKED = 60_000  # characters; a check run takes 65,535
@@ -237,6 +237,13 @@ class Waiver(Strict):
     plan: str
 
 
+class Acceptance(Strict):
+    """A person's word that a digest may be; it holds on every head that asks for it."""
+
+    comment: int
+    code: str
+
+
 class LaneResult(Strict):
     """What one run of a lane came to, as its publisher judged it.
 
@@ -264,16 +271,21 @@ class Reply(Strict):
 class Standing(Strict):
     """How one pull request stands on one head.
 
-    `since`: when the head was first seen. `pusher`: who GitHub said had pushed it; empty when the
-    reaper saw it first; `pushers`: those of earlier heads, as far as they are known. Grants and
-    waivers are recorded as they were first seen, if they counted then, and count only as long as
-    their comments do. `void`: the plan here does not hold any more, whatever becomes of its
+    `since`: when the head was first seen, or seen again after another one; `forced`: the last
+    forced push until then. `replaced`: when another plan of this head came into force. `pusher`:
+    who GitHub said had pushed it first; empty when the reaper saw it first; `pushers`: all others
+    who have pushed something here, as far as they are known. Grants, waivers and `accepts` are
+    recorded as they were first seen, if they counted then, and count only as long as their
+    comments do; without a list of `accepts`, which an earlier version wrote, a word of whoever may
+    now counts. `void`: the plan here does not hold any more, whatever becomes of its
     reasons; only a new one does. `planning`: since when that is awaited. `fault`: why there is
     none, `fault_since` when jobs began to meet trouble, `fault_books` what judged at the base then.
     `answered`: all commands
     up to this comment have their answers, of which `replies` are the newest; `edits`: and so have
-    those in comments that were edited up to this time. `untold`: why GitHub took no comment,
-    reaction or body.
+    those in comments that were edited up to this time. `seen`: words up to this comment were looked
+    at, also where somebody before them has to wait for an answer. `untold`: why GitHub took no
+    comment, reaction or body. `reused`: what other heads came to, and all that failed there.
+    `plans`: those that are not in force any more, whose runs may still leave a verdict.
     """
 
     number: int
@@ -282,6 +294,8 @@ class Standing(Strict):
     state: CheckState
     title: str
     since: datetime
+    forced: int = 0
+    replaced: datetime | None = None
     pusher: str = ""
     pushers: list[str] = []
     fault: str = ""
@@ -290,13 +304,21 @@ class Standing(Strict):
     void: bool = False
     planning: datetime | None = None
     answered: int = 0
+    seen: int = 0
     edits: datetime | None = None
     replies: list[Reply] = []
     untold: str = ""
     grants: list[Grant] = []
     waivers: list[Waiver] = []
+    accepts: list[Acceptance] | None = None
     reused: list[LaneResult] = []
+    plans: list[Case] = []
     case: Case | None = None
+
+    @property
+    def judged(self) -> int:
+        """Up to which comment it is settled which words count: those that are recorded."""
+        return max(self.seen, self.answered)
 
 
 def pack(value: BaseModel) -> str:

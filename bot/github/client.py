@@ -35,6 +35,7 @@ from bot.github.records import (
     Commit,
     Comparison,
     File,
+    IssueEvent,
     Job,
     Pull,
     Ref,
@@ -124,6 +125,11 @@ class Client:
     def comment(self, comment: int) -> Comment:
         """One comment."""
         return self._one(f"/issues/comments/{comment}", Comment)
+
+    def force_pushes(self, number: int) -> list[IssueEvent]:
+        """The forced pushes to a pull request's head, oldest first."""
+        found = self._all(f"/issues/{number}/events", IssueEvent)
+        return [item for item in found if item.event == "head_ref_force_pushed"]
 
     def role(self, login: str) -> str:
         """The role of an account now; a custom role counts as what it is built on.

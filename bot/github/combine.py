@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from bot.github.approvals import Need
 from bot.github.case import MAX_PACKED, MAX_STANDING, MAX_TWINS, Standing, pack
 from bot.github.records import Pull
+from bot.github.rows import gathered
 from bot.github.situation import Situation
 from bot.model import CheckState
 
@@ -44,8 +45,10 @@ def combine(now: Situation, standing: Standing) -> tuple[Standing, CheckState, s
 
 def bounded(standing: Standing) -> Standing:
     """A standing that the ledger can hold: red, and without its plan, where it cannot."""
-    if len(pack(standing)) <= MAX_STANDING:
-        return standing
+    bare = standing.model_copy(update={"plans": []})
+    for found in (standing, bare):
+        if len(pack(found)) <= MAX_STANDING:
+            return found
     bare = Standing(
         number=standing.number,
         base_ref=standing.base_ref,
@@ -57,6 +60,9 @@ def bounded(standing: Standing) -> Standing:
         pushers=standing.pushers,
         void=True,
         answered=standing.answered,
+        seen=standing.seen,
+        accepts=[],
+        reused=gathered(standing.reused, {}),
     )
     return bare.model_copy(update={"fault": bare.title})
 
@@ -68,11 +74,17 @@ def together(own: Standing, others: Sequence[Standing]) -> list[Standing] | None
     """
     for found in (
         [own, *others],
-        [own, *(item.model_copy(update={"case": None, "reused": []}) for item in others)],
+        [own, *(_unplanned(item) for item in others)],
     ):
         if sum(len(pack(item)) for item in found) <= MAX_PACKED:
             return found
     return None
+
+
+def _unplanned(standing: Standing) -> Standing:
+    """Without what is made again; what failed elsewhere is not."""
+    update = {"case": None, "plans": [], "reused": gathered(standing.reused, {})}
+    return standing.model_copy(update=update)
 
 
 def _over_all(now: Situation, own: Standing) -> tuple[CheckState, str]:

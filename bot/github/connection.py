@@ -40,6 +40,7 @@ GITHUB = "https://api.github.com"
 # What a token needs, by the last fixed word of a path; GitHub's own header is better, if it comes.
 _PERMISSIONS = {
     "check-runs": "checks", "statuses": "statuses", "comments": "pull-requests",
+    "events": "pull-requests",
     "reactions": "pull-requests", "pulls": "pull-requests", "actions": "actions",
     "git": "contents", "contents": "contents",
 }  # fmt: skip

@@ -14,10 +14,11 @@ from datetime import datetime, timedelta
 from bot.github import merging
 from bot.github.answers import Answers, told, unanswered, without_plan
 from bot.github.approvals import Need, Said, acceptances, grants, said, waivers
-from bot.github.case import Case, Grant, Standing, Waiver
+from bot.github.case import Acceptance, Case, Grant, Standing, Waiver
 from bot.github.combine import combine
-from bot.github.holding import beginning, in_force, may_heal
-from bot.github.lanes import Lanes, Permit, Runs, reused
+from bot.github.holding import beginning, in_force, lacks_pushes, may_heal
+from bot.github.lanes import Lanes, Permit, Runs, outlived, reused
+from bot.github.rows import gathered
 from bot.github.situation import Answer, Decision, Nothing, Plan, Queue, Situation
 from bot.model import ChecklistItem, CheckState, ItemState, Report, Row, Verdict
 from bot.report.settle import settle
@@ -25,6 +26,7 @@ from bot.words import judge_words
 
 __all__ = ["decide"]
 
+OFF = "fla-bot is switched off (FLA_BOT=off)"
 PLAN_WAIT = timedelta(hours=1)
 LATE = "infra: no plan was made; the planner is started again"
 ANEW = "; type /fla-bot run"
@@ -35,12 +37,19 @@ def decide(now: Situation) -> Decision:
     if now.mode == "off":
         return _off(now)
     case, heard = in_force(now), said(now.comments, now.us)
-    standing = beginning(now, case)
+    standing = _with_memory(now, beginning(now, case))
     if now.pull.state == "closed":
         return _closed(now, standing)
     if case is None:
         return _unplanned(now, standing, heard)
     return _planned(now, standing, case, heard)
+
+
+def _with_memory(now: Situation, standing: Standing) -> Standing:
+    """What runs of other heads and plans came to, or may yet."""
+    known = [*(now.standing.reused if now.standing else ()), *(now.reuse or ())]
+    update = {"reused": gathered(known), "plans": outlived(now, standing.case)}
+    return standing.model_copy(update=update)
 
 
 def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) -> Decision:
@@ -52,10 +61,11 @@ def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) 
     lanes.tidy()
     answers = Answers(now, case, heard, lanes)
     held_back = lanes.start([] if now.group else answers.orders())
-    accepted, found, refused = _counting(now, standing, case, heard)
+    accepted, accepts, found, refused = _counting(now, standing, case, heard)
     if now.group is None:
         answers.started(held_back)
-        answers.words(accepted, refused)
+        granted = [grant.comment for grant in words]
+        answers.words(granted, accepted, accepts, refused)
     rows = lanes.rows()
     waived = {
         w.target: f"{w.login}: {w.reason}" for w in found if (w.comment, w.target) not in refused
@@ -63,7 +73,11 @@ def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) 
     more = [*lanes.obstacles(rows, held_back), *_elsewhere(now)]
     report = _settled(now, case, rows, accepted, waived, more)
     state, title, typed = _verdict(now, report)
-    update = {"waivers": found, "case": case, "state": state, "title": title[:200]}
+    update = {"waivers": found, "accepts": accepts}
+    if now.group is None:
+        update["seen"] = max([now.seen, *(item.comment.id for item in heard)])
+    update |= {"case": case, "state": state, "title": title[:200]}
+    update["plans"] = outlived(now, case)
     if now.elsewhere:
         lanes.steps.append(Plan())
         update["planning"] = _asked(now)
@@ -79,19 +93,18 @@ def _grants(now: Situation, standing: Standing, case: Case, heard: list[Said]) -
     if now.group:
         return []
     edits = {comment.id for comment in now.comments if comment.edited}
-    return grants(
-        now.pull, heard, now.standing, case, standing.pusher, now.people, now.answered, edits
-    )
+    return grants(now.pull, heard, now.standing, case, standing.pusher, now.people, now.seen, edits)
 
 
 def _counting(
     now: Situation, standing: Standing, case: Case, heard: list[Said]
-) -> tuple[dict[str, str], list[Waiver], dict[tuple[int, str], str]]:
-    """Accepted digests, waivers, and those of the latter that do not count, with the reason."""
+) -> tuple[dict[str, str], list[Acceptance], list[Waiver], dict[tuple[int, str], str]]:
+    """Accepted digests, words for them, waivers, and which of these do not count, with reasons."""
     if now.group:
         accepted = merging.accepted(case, now.group, now.us, now.people)
-        return accepted, merging.waived(case, now.group, now.us, now.people), {}
-    return acceptances(case, heard, now.people), *waivers(case, heard, standing, now.people)
+        return accepted, [], merging.waived(case, now.group, now.us, now.people), {}
+    accepted, accepts = acceptances(case, heard, standing, now.people)
+    return accepted, accepts, *waivers(case, heard, standing, now.people)
 
 
 def _asked(now: Situation) -> datetime:
@@ -154,13 +167,32 @@ def _settled(
 
 
 def _off(now: Situation) -> Decision:
-    """Switched off: what is open is handed to a person, nothing else changes."""
-    old = now.standing
-    if old is None or old.state not in (CheckState.QUEUED, CheckState.IN_PROGRESS):
+    """Switched off: what is open, or green for something else, is handed to a person."""
+    old, update = now.standing, {"state": CheckState.ACTION_REQUIRED, "title": OFF}
+    if old is not None and old.state in (CheckState.QUEUED, CheckState.IN_PROGRESS):
+        standing = old.model_copy(update=update)
+        return Decision(standing, standing.state, OFF, None, now.pull.head.sha)
+    if not _is_of_another(now):
         raise Nothing
-    title = "fla-bot is switched off (FLA_BOT=off)"
-    standing = old.model_copy(update={"state": CheckState.ACTION_REQUIRED, "title": title})
-    return Decision(standing, standing.state, title, None, now.pull.head.sha)
+    standing = _with_memory(now, beginning(now, None))
+    standing = standing.model_copy(update={"void": True, **update})
+    standing, state, title = combine(now, standing)
+    if state is CheckState.SUCCESS or not (old or standing.gated):
+        raise Nothing
+    return Decision(standing, state, title, None, now.pull.head.sha)
+
+
+def _is_of_another(now: Situation) -> bool:
+    """Whether what the head shows may be a green that was earned for another branch, or closed."""
+    old, pull = now.standing, now.pull
+    if old is not None:
+        closed = pull.state == "closed" and pull.merged_at is None
+        return old.state is CheckState.SUCCESS and (closed or old.base_ref != pull.base.ref)
+    if pull.state == "closed" or not now.twins:
+        return False
+    if now.pulls is None:
+        raise Need("pulls")  # without an App others keep in their comments what they are for
+    return all(other.base_ref != pull.base.ref for other in now.others)
 
 
 def _unplanned(now: Situation, standing: Standing, heard: list[Said]) -> Decision:
@@ -239,6 +271,8 @@ def _finish(
     approved: Permit | None = None,
     typed: list[tuple[int, str]] | None = None,
 ) -> Decision:
+    if lacks_pushes(now, standing):
+        raise Need("forced")
     standing, state, title = combine(now, standing)
     standing = told(now, standing, answers, title)
     return Decision(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,9 @@ KNOWN = (
     "pull_request", "pull_request_target", "issue_comment", "workflow_run", "workflow_dispatch",
     "schedule",
 )  # fmt: skip
-Number = Annotated[int, Field(ge=1, lt=2**31)]
+MAX_NUMBER = 2**31
+Number = Annotated[int, Field(ge=1, lt=MAX_NUMBER)]
+_NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 
 
 class _Payload(BaseModel):
@@ -83,7 +86,8 @@ class Event(_Payload):
     def inputs_pr(self) -> int:
         """The pull request that a dispatch names."""
         text = str((self.inputs or {}).get("pr", ""))
-        if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
+        # One spelling only: the concurrency group of the job is named after the text.
+        if not _NUMBER.fullmatch(text) or int(text) >= MAX_NUMBER:
             raise UserError("the input `pr` is not the number of a pull request")
         return int(text)
 

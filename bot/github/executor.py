@@ -9,7 +9,7 @@ and judges the evidence of its own run anew, from its figures.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from bot.github.operate import EXECUTOR, traffic
 from bot.github.reader import Reader
 from bot.github.reconcile import Reconciler
 from bot.github.records import Branch
+from bot.github.rows import UNUSED, only_fails
 from bot.github.situation import GROUP, Entry
 from bot.judge import judge
 from bot.judge.benchmark import ratios
@@ -55,12 +56,16 @@ class Outdated(Superseded):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A row that may run: the plan in the ledger, the row itself, and all runs of the head."""
+    """A row that may run: the plan in the ledger, the row itself, and all runs of the head.
+
+    `earlier`: what is kept of other heads.
+    """
 
     row: RowId
     case: Case
     entry: Entry
     runs: Sequence[Entry]
+    earlier: Sequence[LaneResult] = ()
 
 
 def _ticket(row: RowId, view: View) -> Ticket:
@@ -71,6 +76,11 @@ def _ticket(row: RowId, view: View) -> Ticket:
         raise Superseded("the ledger has no plan for this head")
     if case.plan != row.plan:
         raise Superseded("the plan in the ledger is another one")
+    return _known(row, case, view)
+
+
+def _known(row: RowId, case: Case, view: View) -> Ticket:
+    """The row in the ledger, by its plan; a UserError if they do not fit together."""
     if case.report.plan.compute_hash() != row.plan:
         raise UserError("the plan in the ledger is not what its hash says")
     if case.faults():
@@ -80,7 +90,15 @@ def _ticket(row: RowId, view: View) -> Ticket:
         raise UserError("the ledger has no such row")
     if row.lane not in case.planned_lanes():
         raise UserError(f"the plan has no lane {row.lane}")
-    return Ticket(row, case, entry, view.entries)
+    standing = view.standings.get(row.number)
+    return Ticket(row, case, entry, view.entries, standing.reused if standing else ())
+
+
+def _plan_of(row: RowId, views: Sequence[View]) -> Case | None:
+    """The plan of a row, also where it is not in force any more."""
+    found = [standing for view in views if (standing := view.standings.get(row.number))]
+    plans = (plan for standing in found for plan in (standing.case, *standing.plans) if plan)
+    return next((p for p in plans if (p.head, p.plan) == (row.head, row.plan)), None)
 
 
 def check(reconciler: Reconciler, text: str, run: int) -> Ticket:
@@ -152,31 +170,67 @@ def collect(
     reader = reconciler.look(row.number, group)
     if faults := _run_faults(reconciler, reader, row, run):
         raise UserError(*faults)
-    if reader.pull.head.sha != row.head:
-        _end(reconciler, row, run)
-        reconciler.reconcile(row.number, reader=reader)
-        return
-    result = None
+    moved, skipped = reader.pull.head.sha != row.head, (gate, lane) == ("success", "skipped")
+    if skipped and not moved:
+        # What the gate saw is seen here, too: else the same run would be started for ever.
+        reconciler.check_books = True
+    view = reader.view
+    if moved:
+        view = reconciler.ledger.read(row.head, row.number, reader.stored)
+    judge = None if skipped else lambda found: _result(reconciler, found, run, folder, gate)
+    result = _outcome(row, run, view, reader.view, judge)
+    fail = only_fails(result)
     try:
-        found = _ticket(row, reader.view)
-        if (gate, lane) == ("success", "skipped"):
-            # What the gate saw is seen here, too: else the same run would be started for ever.
-            reconciler.check_books = True
-            if found.entry.result is None:
-                result = _ended(row, run, "superseded before its lane began")
-        elif found.entry.result is None:
-            result = _result(reconciler, found, run, folder, gate)
-    except Superseded:
-        pass  # whoever looks next ends the row
-    reconciler.reconcile(row.number, Hint(result=result), group=group, reader=reader)
+        # What has failed is known to the present head before anything else is written.
+        if moved:
+            reconciler.reconcile(row.number, Hint(elsewhere=fail), reader=reader)
+        elif group is not None and fail is not None:
+            reconciler.reconcile(row.number, Hint(elsewhere=fail))
+    finally:
+        if moved and result is not None:
+            reconciler.end(view, result)
+    if not moved:
+        hint = Hint(result=result)
+        decision = reconciler.reconcile(row.number, hint, group=group, reader=reader)
+        if decision is None and result is not None:
+            # Switched off, nothing else is written; what a machine has found is kept.
+            reconciler.end(view, result)
 
 
-def _end(reconciler: Reconciler, row: RowId, run: int) -> None:
-    """Close a row whose head nobody asks for any more, if it is still open."""
-    view = reconciler.ledger.read(row.head, row.number)
+def _outcome(
+    row: RowId,
+    run: int,
+    view: View,
+    present: View,
+    judge: Callable[[Ticket], LaneResult] | None,
+) -> LaneResult | None:
+    """What is written into a row, None if nothing is.
+
+    A row that still counts gets all that was found. One that was closed meanwhile, or whose head
+    or plan is another now, gets only what has failed: nobody escapes that by ending the run, and
+    what was ended proves nothing.
+
+    `view`: of the row's own head, `present`: of the one that the pull request has now. `judge`:
+    None where no lane ran.
+    """
     entry = next((item for item in view.entries if item.id == row), None)
-    if entry is not None and entry.result is None:
-        reconciler.end(view, _ended(row, run, "superseded: the head has moved"))
+    case, standing = _plan_of(row, (view, present)), present.standings.get(row.number)
+    in_force = case is not None and standing is not None and standing.case is case
+    if entry is None and not in_force:
+        return None
+    is_open = entry is None or entry.result is None
+    if judge is None:
+        return _ended(row, run, UNUSED) if is_open else None
+    result = None
+    # Whoever closed it with rows had the evidence.
+    if case is not None and (is_open or not (entry and entry.result and entry.result.rows)):
+        result = judge(_known(row, case, view))
+    if is_open and in_force:
+        return result
+    if fail := only_fails(result):
+        return fail
+    moved = view is not present
+    return _ended(row, run, "superseded: the head has moved") if moved and is_open else None
 
 
 def _ended(row: RowId, run: int, note: str) -> LaneResult:
@@ -212,7 +266,7 @@ def judge_lane(reconciler: Reconciler, found: Ticket, run: int, folder: Path) ->
     case, row = found.case, found.row
     jobs = [job for job in case.report.plan.jobs if job.lane == row.lane]
     plan = case.report.plan.model_copy(update={"jobs": jobs})
-    samples = {k: v for e in found.runs if e.result for k, v in e.result.samples.items()}
+    samples = _longest([*(e.result for e in found.runs if e.result), *found.earlier])
     evidence = {job.id: _pooled(job, _evidence(folder, job.id), samples) for job in jobs}
     contracts = {job.op: _contract(reconciler, case, job.op) for job in jobs if job.op != "tests"}
     anchors = {op: _anchors(reconciler, case, op) for op in contracts if op in case.anchors}
@@ -231,6 +285,15 @@ def judge_lane(reconciler: Reconciler, found: Ticket, run: int, folder: Path) ->
             samples=_samples(jobs, evidence, rows),
         )
     )
+
+
+def _longest(results: Sequence[LaneResult]) -> dict[str, list[float]]:
+    """What was measured so far: each run adds to what it knew of, in whatever order they are."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        for name, values in result.samples.items():
+            found[name] = max(found.get(name, []), values, key=len)
+    return found
 
 
 def _sample(job: Job, evidence: Evidence, row: RowEvidence) -> str:

@@ -12,15 +12,16 @@ from bot.github.approvals import Need, approval
 from bot.github.case import Case, Grant, LaneResult, RowId, Standing
 from bot.github.merging import permitted
 from bot.github.operate import held, is_queued
-from bot.github.rows import is_superseded, lane_rows
+from bot.github.rows import UNUSED, gathered, is_superseded, lane_rows
 from bot.github.situation import GROUP, Cancel, Close, Entry, Open, Situation, Step
 from bot.model import ChecklistItem, ItemState, Row, Verdict
 
-__all__ = ["Lanes", "Permit", "Runs", "reused"]
+__all__ = ["Lanes", "Permit", "Runs", "outlived", "reused"]
 
 # A run shows up in GitHub's list within seconds; after this it was never started.
 LOST_DISPATCH = timedelta(minutes=10)
 NEVER_STARTED = timedelta(hours=1)
+MAX_PLANS = 3  # of those that are not in force any more
 
 
 class Runs:
@@ -32,12 +33,19 @@ class Runs:
         self.entries = sorted(now.entries, key=lambda e: (e.posted, e.id.nonce, e.id))
 
     def cancel_other_heads(self) -> None:
-        """End the runs of heads that nobody asks for any more."""
-        for run in self.now.traffic.open_runs():
-            row = run.row
-            other = row.number == self.pull.number and row.head != self.pull.head.sha
-            if other and row.nonce != GROUP and self.now.group is None:
+        """End the runs of heads, and of merge groups, that nobody asks for any more."""
+        runs = [run for run in self.now.traffic.open_runs() if run.row.number == self.pull.number]
+        for run in runs:
+            if run.row.head != self.pull.head.sha and self._is_gone(run.row):
                 self.steps.append(Cancel(run.id))
+
+    def _is_gone(self, row: RowId) -> bool:
+        """Whether another head than the present one is wanted no more."""
+        if row.nonce != GROUP:
+            return self.now.group is None
+        if self.now.queue is None:
+            raise Need("queue")
+        return row.head not in self.now.queue
 
     def cancel_all(self, why: str) -> None:
         """End everything."""
@@ -105,27 +113,36 @@ class Permit:
 def reused(
     standing: Standing | None, found: Sequence[LaneResult] | None, case: Case
 ) -> list[LaneResult]:
-    """Results of other heads for jobs of an equal key; asked for once a head."""
-    if standing is not None and standing.case is not None:
-        return standing.reused
-    if found is None:
+    """Results of other heads that count here; asked for once a head, or when it is one again.
+
+    What a merge group merges may come to more at any time.
+    """
+    if found is None and (case.group or standing is None or standing.case is None):
         raise Need("reuse")
+    known = standing.reused if standing else []
     keys = {job.id: job.key for job in case.report.plan.jobs}
-    return [brief for result in found if (brief := _brief(result, keys)).rows]
+    return gathered([*known, *(found or ())], keys)
 
 
-def _brief(result: LaneResult, keys: Mapping[str, str]) -> LaneResult:
-    """What can be used again, in one row a job: only what passes, and the ledger holds little."""
-    rows, equal = (
-        list[Row](),
-        {job: key for job, key in keys.items() if result.keys.get(job) == key},
-    )
-    for job in equal:
-        own = [row for row in result.rows if row.job == job]
-        if own and all(row.verdict is Verdict.PASS for row in own):
-            more = {"cell": "", "reason": f"{len(own)} rows pass"} if len(own) > 1 else {}
-            rows.append(own[0].model_copy(update=more))
-    return result.model_copy(update={"rows": rows, "keys": {r.job: equal[r.job] for r in rows}})
+def outlived(now: Situation, case: Case | None) -> list[Case]:
+    """Plans other than this one whose runs may still leave a verdict: a fail in it counts.
+
+    Only what such a run is judged by is kept of them.
+    """
+    number = now.pull.number
+    work = {(r.row.head, r.row.plan) for r in now.traffic.open_runs() if r.row.number == number}
+    before = [standing for standing in (now.standing, *now.before) if standing]
+    known = [plan for standing in before for plan in (standing.case, *standing.plans) if plan]
+    found = {(plan.head, plan.plan): plan for plan in known}
+    if case is not None:
+        found.pop((case.head, case.plan), None)
+    return [_bare(plan) for place, plan in found.items() if place in work][:MAX_PLANS]
+
+
+def _bare(case: Case) -> Case:
+    """A plan without what people read of it."""
+    left: dict[str, object] = {"findings": [], "suppressions": [], "checklist": [], "rows": []}
+    return case.model_copy(update={"report": case.report.model_copy(update=left), "hits": {}})
 
 
 class Lanes(Runs):
@@ -185,17 +202,25 @@ class Lanes(Runs):
     def may_run_again(self, lane: str) -> bool:
         """Whether a lane has something that only another run can prove."""
         entries = [e for e in self.entries if e.id.lane == lane and e.id.plan == self.case.plan]
-        if not entries:
-            return True
         if any(entry.result is None for entry in entries):
             return False
-        verdicts = {row.verdict for row in self.rows(lane)}
-        return Verdict.FAIL not in verdicts and bool(verdicts - {Verdict.PASS, Verdict.WAIVED})
+        # What failed stays failed, whatever another run gives; what is lost beside it may pass.
+        settled = {Verdict.PASS, Verdict.WAIVED, Verdict.FAIL}
+        return any(row.verdict not in settled for row in self.rows(lane))
 
     # Starting.
 
+    @property
+    def barred(self) -> str:
+        """Why no machine runs for the pull request as it is, whoever asks, or nothing."""
+        if not self.case.gated:
+            return f"a preview: {self.case.base_ref} has no policy, so no machine runs"
+        return "the pull request is a draft: mark it as ready" if self.pull.draft else ""
+
     def start(self, orders: Sequence[RowId]) -> dict[str, str]:
         """Open what is due; the lanes that must wait, and why."""
+        if self.barred:
+            return {}
         known = {entry.id: entry for entry in self.entries}
         wanted = {order: True for order in orders if order not in known}
         for row in self._first_rows():
@@ -208,10 +233,12 @@ class Lanes(Runs):
         if self.now.mode in ("no-dispatch", "off") or not self.permit.given:
             return back
         opened: list[RowId] = []
+        unused = {e.id for e in self.entries if e.result and e.result.note == UNUSED}
+        found = self.now.traffic.without(unused)
         for row, ordered in wanted.items():
             if any(other.lane == row.lane for other in opened):
                 continue
-            why = held(self.case, row, self.now.traffic, opened, self.now.now, ordered=ordered)
+            why = held(self.case, row, found, opened, self.now.now, ordered=ordered)
             if why:
                 back[row.lane] = why
                 if ordered and is_queued(why):
@@ -226,8 +253,6 @@ class Lanes(Runs):
     def _first_rows(self) -> list[RowId]:
         """The row that an approval starts, for each lane of the plan."""
         pull, case, group = self.pull, self.case, self.now.group
-        if pull.draft or not case.gated:
-            return []
         if group and not self.now.app:
             return []  # the statuses of a merge group hold no plan that a run could find
         return [
@@ -271,15 +296,13 @@ class Lanes(Runs):
             text = "the contract has changed on the base branch: update your branch"
             found.append(_item("late", ItemState.FAILED, text))
         if not case.gated:
-            text = f"a preview: {case.base_ref} has no policy, so no machine runs"
-            found.append(_item("preview", ItemState.HUMAN, text))
+            found.append(_item("preview", ItemState.HUMAN, self.barred))
         elif required and now.group and not now.app:
             text = "the merge group needs machines again, which only an App can start for it"
             text += f": update the branch of #{self.pull.number}"
             found.append(_item("group", ItemState.FAILED, text))
         elif self.pull.draft:
-            text = "the pull request is a draft: mark it as ready"
-            found.append(_item("draft", ItemState.HUMAN, text))
+            found.append(_item("draft", ItemState.HUMAN, self.barred))
         elif waiting and not self.permit.given:
             text = "machines wait for an approval of "
             text += "each head in the merge group" if now.group else "this commit"

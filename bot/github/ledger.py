@@ -30,6 +30,8 @@ _STANDING = re.compile(r"<!-- fla-bot:standing ([1-9][0-9]{0,9}) ([A-Za-z0-9+/=]
 _RESULT = re.compile(r"<!-- fla-bot:result ([A-Za-z0-9+/=]+) -->")
 _SEALS = re.compile(r"\b([1-9][0-9]{0,9}):([0-9a-f]{16})\b")
 _CONTEXT = re.compile(rf"{ROW}/([a-z]+:[a-z0-9]+)/([0-9]+)\.([0-9]+)")
+# What a status's description does not take, or what would break the line that is read again.
+_UNFIT = re.compile(r"[^ -~\u00a0-\ud7ff\ue000-\uffff]")
 _DONE = re.compile(r"([0-9a-f]{16}) ([a-z-]+)(?: ([0-9a-f]{16}))?(?: .*)?")
 _STATES = {
     CheckState.QUEUED: "pending",
@@ -90,8 +92,11 @@ class Ledger:
 
     # Reading.
 
-    def read(self, head: str, number: int, stored: str = "") -> View:
-        """The ledger of a head as one of its pull requests needs it; `stored`: our comment."""
+    def read(self, head: str, number: int, stored: str = "", plans: Sequence[Case] = ()) -> View:
+        """The ledger of a head as one of its pull requests needs it; `stored`: our comment.
+
+        `plans`: what is known of its plans from elsewhere.
+        """
         view = View()
         if self.app:
             self._read_checks(view, head, number)
@@ -105,7 +110,7 @@ class Ledger:
         for run in self.client.check_runs(head, READY):
             view.forged.append(f"check by {run.app.slug if run.app else 'nobody'}")
         view.forged = sorted(set(view.forged))
-        self._read_statuses(view, head, number, ours, stored)
+        self._read_statuses(view, head, number, ours, stored, plans)
         return view
 
     def _read_checks(self, view: View, head: str, number: int) -> None:
@@ -147,7 +152,13 @@ class Ledger:
         view.checks[row] = run.id
 
     def _read_statuses(
-        self, view: View, head: str, number: int, ours: Sequence[Status], stored: str
+        self,
+        view: View,
+        head: str,
+        number: int,
+        ours: Sequence[Status],
+        stored: str,
+        plans: Sequence[Case],
     ) -> None:
         for name in (READY, PREVIEW):
             newest = next((item for item in ours if item.context == name), None)
@@ -160,6 +171,7 @@ class Ledger:
         results = {match[1] for match in _RESULT.finditer(stored)}
         sealed = {seal(text): text for text in results}
         standing = view.standings.get(number)
+        cases = [standing.case, *plans] if standing and standing.case else plans
         for row, posted, words in _rows(head, number, ours):
             match = _DONE.fullmatch(words)
             result = None
@@ -167,7 +179,8 @@ class Ledger:
                 text = sealed.get(match[3] or "", "")
                 result = unpack(LaneResult, text) if text else None
                 if result is None or result.row != str(row):
-                    result = _recall(row, match[2], standing.case if standing else None)
+                    returned = _returned(row, standing) if match[2] == Verdict.FAIL else None
+                    result = returned or _recall(row, match[2], cases)
             view.entries.append(Entry(row, posted, result))
 
     def forged(self, view: View, head: str) -> tuple[str, ...]:
@@ -217,7 +230,7 @@ class Ledger:
             kept |= {item.number: seal(pack(item)) for item in ordered}
             last = sorted(kept.items())[-MAX_TWINS:]
             seals = " ".join(f"{number}:{digest}" for number, digest in last)
-            words = f"{title[: MAX_DESCRIPTION - len(seals) - 3]} · {seals}"
+            words = _described(f"{title[: MAX_DESCRIPTION - len(seals) - 3]} · {seals}")
             if old and (old.state, old.title) == (_STATES[state], words) and not renew:
                 return False
             if sure:
@@ -291,7 +304,7 @@ class Ledger:
             state = "success" if green else "failure"
             context = _context(row)
             self.client.post_status(
-                row.head, context, state, words[:MAX_DESCRIPTION], url or None, look=False
+                row.head, context, state, _described(words), url or None, look=False
             )
             return
         text = f"<!-- fla-bot:result {pack(result)} -->"
@@ -318,6 +331,11 @@ def _status(state: CheckState) -> dict[str, str]:
     if state in (CheckState.QUEUED, CheckState.IN_PROGRESS):
         return {"status": str(state)}
     return {"status": "completed", "conclusion": str(state)}
+
+
+def _described(words: str) -> str:
+    """Words as GitHub takes them for a status: short, and no character of four bytes."""
+    return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", words)[:MAX_DESCRIPTION]
 
 
 def _creator(status: Status) -> str:
@@ -352,15 +370,18 @@ def _lost(row: RowId, note: str) -> LaneResult:
     return LaneResult(row=str(row), run=0, verdict=Verdict.LOST, note=note, keys={}, rows=[])
 
 
-def _recall(row: RowId, word: str, case: Case | None) -> LaneResult:
-    """A result whose details are gone: the status still says how it ended."""
+def _recall(row: RowId, word: str, cases: Sequence[Case]) -> LaneResult:
+    """A result whose details are gone: the status still says how it ended.
+
+    It does not say which job of a lane has failed: so all have.
+    """
     try:
         verdict = Verdict(word)
     except ValueError:
         verdict = Verdict.LOST
     jobs = [
         job
-        for job in (case.report.plan.jobs if case and case.plan == row.plan else [])
+        for job in next((case.report.plan.jobs for case in cases if case.plan == row.plan), [])
         if job.lane == row.lane and verdict in (Verdict.PASS, Verdict.FAIL)
     ]
     note = "the details are in the artifact of the run"
@@ -369,3 +390,18 @@ def _recall(row: RowId, word: str, case: Case | None) -> LaneResult:
     ]
     keys = {job.id: job.key for job in jobs}
     return LaneResult(row=str(row), run=0, verdict=verdict, note=note, keys=keys, rows=rows)
+
+
+def _returned(row: RowId, standing: Standing | None) -> LaneResult | None:
+    """What later heads were told of a row, and have kept until its head came back.
+
+    None if no fail is among it; a job that nothing is known of may run again.
+    """
+    found = [item for item in (standing.reused if standing else ()) if item.row == str(row)]
+    rows = [line for item in found for line in item.rows]
+    if all(line.verdict is not Verdict.FAIL for line in rows):
+        return None
+    keys = {job: key for item in found for job, key in item.keys.items()}
+    samples = {name: values for item in found for name, values in item.samples.items()}
+    update = {"verdict": Verdict.FAIL, "rows": rows, "keys": keys, "samples": samples}
+    return found[0].model_copy(update=update)

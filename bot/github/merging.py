@@ -43,7 +43,7 @@ def _granted(part: Part, us: str, people: People) -> tuple[Grant | None, str]:
         return None, "it has no plan"
     heard, case = said(part.comments, us), standing.case
     edits = {comment.id for comment in part.comments if comment.edited}
-    words = grants(part.pull, heard, standing, case, "", people, standing.answered, edits)
+    words = grants(part.pull, heard, standing, case, "", people, standing.judged, edits)
     return approval(part.pull, case, words, people)
 
 
@@ -65,10 +65,13 @@ def accepted(case: Case, group: Group, us: str, people: People) -> dict[str, str
     """
     found: dict[str, str] = {}
     for part in group.parts:
-        heard, own = said(part.comments, us), part.standing.case if part.standing else None
-        if own is not None:
-            found = {**acceptances(own, heard, People(people.roles, part.hands)), **found}
-        found = {**acceptances(case, heard, people), **found}
+        heard, standing = said(part.comments, us), part.standing
+        if standing is None:
+            continue  # nobody knows which of them was refused
+        if standing.case is not None:
+            own = People(people.roles, part.hands)
+            found = {**acceptances(standing.case, heard, standing, own)[0], **found}
+        found = {**acceptances(case, heard, standing, people)[0], **found}
     return found
 
 
@@ -91,13 +94,14 @@ def waived(case: Case, group: Group, us: str, people: People) -> list[Waiver]:
 
 
 def _waived(part: Part, us: str, people: People) -> list[Waiver]:
-    """The waivers that count on a pull request's own head."""
+    """The waivers that count on a pull request's own head, where they were recorded."""
     case = part.standing.case if part.standing else None
     if part.standing is None or case is None:
         return []
     own = People(people.roles, part.hands)
     found, refused = waivers(case, said(part.comments, us), part.standing, own)
-    return [w for w in found if (w.comment, w.target) not in refused]
+    known = [waiver for waiver in found if waiver in part.standing.waivers]
+    return [w for w in known if (w.comment, w.target) not in refused]
 
 
 def _keys(part: Part) -> dict[str, str]:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, cast, get_args
@@ -34,13 +34,14 @@ def mode_of(environment: Mapping[str, str]) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class LaneRun:
-    """A run of the executor that we started."""
+    """A run of the executor that we started; `ended`: when it was cancelled."""
 
     id: int
     row: RowId
     created: datetime
     done: bool
     conclusion: str
+    ended: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class Traffic:
     def run_of(self, row: RowId) -> LaneRun | None:
         """The run of a row: of two, the older one counts."""
         return next((run for run in self.runs if run.row == row), None)
+
+    def without(self, rows: Collection[RowId]) -> Traffic:
+        """Without the runs of some rows."""
+        return Traffic(tuple(run for run in self.runs if run.row not in rows))
 
     def open_runs(self) -> list[LaneRun]:
         """Runs that have not ended."""
@@ -66,7 +71,8 @@ def traffic(runs: Sequence[Run], us: str) -> Traffic:
         ours = run.actor is not None and run.actor.login == us and run.event == "workflow_dispatch"
         if row is not None and ours:
             done = run.status == "completed"
-            found.append(LaneRun(run.id, row, run.created_at, done, run.conclusion or ""))
+            ended = run.updated_at if done and run.conclusion == "cancelled" else None
+            found.append(LaneRun(run.id, row, run.created_at, done, run.conclusion or "", ended))
     return Traffic(tuple(sorted(found, key=lambda run: run.id)))
 
 
@@ -84,11 +90,11 @@ def held(
     if minutes > caps.job_minutes:
         return f"it may take {minutes} minutes, the cap for one job is {caps.job_minutes}"
     today = [run for run in found.runs if now - run.created < DAY]
-    mine = [run.row for run in today if run.row.number == row.number] + list(opened)
-    used = sum(_minutes(case, other) for other in mine)
+    new = sum(_minutes(case, other) for other in opened)
+    used = new + sum(_used(case, run) for run in today if run.row.number == row.number)
     if used + minutes > caps.minutes:
         return f"this pull request has used {used} of {caps.minutes} minutes today"
-    used = sum(_minutes(case, run.row) for run in today) + sum(_minutes(case, o) for o in opened)
+    used = new + sum(_used(case, run) for run in today)
     if used + minutes > caps.day_minutes:
         return f"queue: all pull requests have used {used} of {caps.day_minutes} minutes today"
     machine = row.lane.partition(":")[2]
@@ -112,6 +118,14 @@ def is_queued(reason: str) -> bool:
 def _minutes(case: Case, row: RowId) -> int:
     """What a run may have used; a lane that this plan does not have counts as the cap."""
     return case.minutes(row.lane) if row.lane in case.lanes else case.caps.job_minutes
+
+
+def _used(case: Case, run: LaneRun) -> int:
+    """What a run may have used; one that was cancelled had no longer than until then."""
+    most = _minutes(case, run.row)
+    if run.ended is None:
+        return most
+    return min(most, (run.ended - run.created) // timedelta(minutes=1) + 1)
 
 
 def _is_broken(lane: str, found: Traffic) -> bool:

@@ -23,6 +23,7 @@ __all__ = ["plan_event", "read_cases"]
 
 MAX_BYTES = 8 << 20
 PUSHES = ("opened", "synchronize")
+GONE = ("edited", "deleted")
 
 
 def read_cases(path: Path) -> Cases | str:
@@ -52,7 +53,7 @@ def plan_event(
     if event.name == "issue_comment":
         if event.issue is None or event.issue.pull_request is None:
             return []
-        reconciler.reconcile(event.issue.number)
+        reconciler.reconcile(event.issue.number, Hint(doubt=event.action in GONE))
         return [event.issue.number]
     found = read_cases(path)
     if event.name == "workflow_run":

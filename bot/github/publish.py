@@ -16,7 +16,8 @@ from bot.model import CheckState, Finding, Report, Severity
 from bot.report.markdown import body_block, comment, escape, put_block, table
 
 __all__ = [
-    "compose", "lane_summary", "marked_head", "new_body", "notes", "own_comments", "summary",
+    "compose", "lane_summary", "marked_head", "new_body", "notebook", "notes", "own_comments",
+    "summary",
 ]  # fmt: skip
 
 MARK = "<!-- fla-bot:comment"
@@ -50,7 +51,15 @@ def compose(before: str, decision: Decision, data: str) -> str:
         visible += ["", *(f"- {escape(item.login)}: {escape(item.text)}" for item in answers)]
     if len(answers) < len(replies):
         visible += ["", *_HELP]
-    text = _fit(visible, MAX_COMMENT - len(data) - 200)
+    return _marked(before, decision, _fit(visible, MAX_COMMENT - len(data) - 200), data)
+
+
+def notebook(before: str, decision: Decision, data: str) -> str:
+    """Our comment in shadow mode, which holds the ledger and says nothing."""
+    return _marked(before, decision, "<sub>fla-bot keeps notes here; nothing to do.</sub>", data)
+
+
+def _marked(before: str, decision: Decision, text: str, data: str) -> str:
     # Until there is a plan, the mark names the head whose results may be used again.
     head = decision.head if decision.report or not before else before
     return f"{MARK} {head} -->\n{text}" + (f"\n{data}" if data else "")

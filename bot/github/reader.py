@@ -15,6 +15,8 @@ from bot.github.books import books_digest, shelf_digest
 from bot.github.case import (
     MAX_PACKED,
     MAX_TWINS,
+    Acceptance,
+    Case,
     LaneResult,
     Merged,
     RowId,
@@ -28,8 +30,16 @@ from bot.github.ledger import PREVIEW, READY, View
 from bot.github.operate import traffic
 from bot.github.parts import hands, planned_since, read_part
 from bot.github.publish import marked_head, own_comments
-from bot.github.records import Branch, Pull, Run
-from bot.github.situation import Decision, Entry, Group, Nothing, Part, Situation
+from bot.github.records import Branch, IssueEvent, Pull, Run
+from bot.github.situation import (
+    UNKNOWN,
+    Decision,
+    Entry,
+    Group,
+    Nothing,
+    Part,
+    Situation,
+)
 from bot.model import digest
 
 __all__ = ["Reader"]
@@ -62,11 +72,13 @@ class Reader:
         self.comments = client.comments(number)
         own = own_comments(self.comments, self.us)
         self.stored = own[0].body if own else ""
-        head = marked_head(self.stored)
-        # The head before this one, as the event says or else our comment.
-        head = hint.before or head
-        self.earlier = "" if group or head == self.pull.head.sha else head
-        self._earlier_view: View | None = None
+        # The heads before this one, as the event and our comment say; neither may know of all.
+        before = () if group else dict.fromkeys((hint.before, marked_head(self.stored)))
+        self.earlier = [head for head in before if head not in ("", self.pull.head.sha)]
+        self._earlier_views: list[View] | None = None
+        self.forced: int | None = None
+        self.forced_at: datetime | None = None
+        self._pushes: dict[int, list[IssueEvent]] = {}
         self.view: View = owner.ledger.read(self.pull.head.sha, number, self.stored)
         self.parts: Group | None = None
         self.closed: list[LaneResult] = []
@@ -79,6 +91,7 @@ class Reader:
         self.gone = frozenset[int]()
         self.crowded = False
         self.reuse: tuple[LaneResult, ...] | None = None
+        self.queue: frozenset[str] | None = None
         self.moved: bool | None = None
         self.elsewhere = False
 
@@ -111,7 +124,7 @@ class Reader:
             if fresh.head == self.pull.head.sha:
                 fault = "the plan is too large to be kept: split the change"
             fresh = None
-        moved = self.hint.pushed and self.hint.pushed != self.pull.head.sha
+        self._look_at_earlier()
         situation = Situation(
             now=self.now,
             mode=self.owner.mode,
@@ -128,10 +141,14 @@ class Reader:
             people=People({}),
             fresh=fresh,
             fault=fault,
-            pusher="" if moved else self.hint.pusher,
+            pusher=self._pusher(),
             pushers=self.pushers(),
+            again=self._is_back(),
+            accepts=self.accepts(),
             answered=self.answered(),
+            seen=max((item.judged for item in self._known()), default=0),
             edits=self.edits(),
+            before=tuple(self._remembered(self._of_earlier())),
         )
         situation = replace(situation, waiting=self._late(situation))
         if self.group and self.parts is None:
@@ -150,15 +167,23 @@ class Reader:
                 books=self.tip_books,
                 pulls=self.pulls,
                 reuse=self.reuse,
+                forced=self.forced,
+                forced_at=self.forced_at,
                 forged=self.forged,
                 moved=self.moved,
                 elsewhere=self.elsewhere,
                 group=self.parts,
+                queue=self.queue,
             )
             try:
                 return decide(situation)
             except Need as need:
                 self._load(need)
+
+    def _look_at_earlier(self) -> None:
+        """What failed on another head is known before anything is reused."""
+        if self.reuse is None and (self.earlier or self.hint.elsewhere or self._outlived()):
+            self.reuse = self._reuse()
 
     def _fault(self) -> str:
         """Why there is no plan, if that is said of this head; it may be an older job's word."""
@@ -171,11 +196,18 @@ class Reader:
         holds = standing is not None and standing.case is not None and not standing.void
         return "" if holds else hint.fault
 
+    def _pusher(self) -> str:
+        """Who has pushed this head, if the event is about it."""
+        return self.hint.pusher if self.hint.pushed == self.pull.head.sha else ""
+
+    def _is_back(self) -> bool:
+        """Whether the event is that this head has come after another one."""
+        hint, head = self.hint, self.pull.head.sha
+        return self.group is None and hint.pushed == head and hint.before not in ("", head)
+
     def _load(self, need: Need) -> None:
-        if need.what == "role":
-            self.roles[need.name] = self.client.role(need.name)
-        elif need.what == "authors":
-            self.authors = self._authors()
+        if need.what in ("role", "authors", "forced"):
+            self._load_people(need)
         elif need.what == "gated":
             self.gated = self.books() is not None
         elif need.what == "books":
@@ -189,10 +221,20 @@ class Reader:
             self.reuse = self._reuse()
         elif need.what == "moved":
             self._look_at_books()
+        elif need.what == "queue":
+            self.queue = frozenset(branch.sha for branch in self.owner.queue())
         elif need.what == "ahead":
             self._load_ahead()
         else:
             raise AssertionError(need)
+
+    def _load_people(self, need: Need) -> None:
+        if need.what == "role":
+            self.roles[need.name] = self.client.role(need.name)
+        elif need.what == "authors":
+            self.authors = self._authors()
+        else:
+            self.forced = self._last_forced()
 
     def _load_ahead(self) -> tuple[Part, ...]:
         """What a merge group merges beside its own pull request, with what is known of each."""
@@ -227,29 +269,71 @@ class Reader:
                     self.owner.ledger.unseal(self.view, comment.body)
 
     def _reuse(self) -> tuple[LaneResult, ...]:
-        """Results of the head before this one, or of the heads that a merge group merges."""
-        entries = self._of_earlier().entries
+        """What the heads before this one know, or the heads that a merge group merges."""
         if self.parts is not None:
             # What is ahead in the queue is in the group, and was measured on its own head.
-            entries = [e for part in (self.parts.own, *self._load_ahead()) for e in part.entries]
-        return tuple(entry.result for entry in entries if entry.result is not None)
+            parts = (self.parts.own, *self._load_ahead())
+            known = [(part.entries, part.standing) for part in parts]
+        else:
+            views = self._of_earlier()
+            known = [(tuple(view.entries), view.standings.get(self.number)) for view in views]
+            known += [(tuple(view.entries), None) for view in self._of_outlived()]
+        # The oldest first: where there is no room for all fails, the newest are kept.
+        found = [result for _, standing in known if standing for result in standing.reused]
+        for entries, _ in reversed(known):
+            told = sorted(entries, key=lambda entry: entry.posted)
+            found += [entry.result for entry in told if entry.result]
+        late = self.hint.elsewhere
+        return (*found, late) if late else tuple(found)
 
-    def _of_earlier(self) -> View:
-        """The ledger of the head before this one."""
-        if self._earlier_view is None:
-            self._earlier_view = View()
-            if self.earlier:
-                ledger = self.owner.ledger
+    def _of_earlier(self) -> list[View]:
+        """The ledgers of the heads before this one."""
+        if self._earlier_views is None:
+            self._earlier_views = []
+            for head in self.earlier:
                 with suppress(NotFound, Refused):  # no commit of ours
-                    self._earlier_view = ledger.read(self.earlier, self.number, self.stored)
-        return self._earlier_view
+                    view = self.owner.ledger.read(head, self.number, self.stored)
+                    self._earlier_views.append(view)
+        return self._earlier_views
+
+    def _outlived(self) -> list[Case]:
+        """Plans of other heads that had runs when anybody last looked."""
+        if self.group is not None:
+            return []
+        known = {self.pull.head.sha, *self.earlier}
+        standings = self._remembered([self.view, *self._of_earlier()])
+        return [plan for item in standings for plan in item.plans if plan.head not in known]
+
+    def _of_outlived(self) -> list[View]:
+        """The ledgers of those heads: whoever had to tell the present one may have died of it."""
+        plans, views = self._outlived(), list[View]()
+        if plans:
+            self.all_runs()  # what ends after that is looked for again
+        for head in dict.fromkeys(plan.head for plan in plans):
+            with suppress(NotFound, Refused):
+                views.append(self.owner.ledger.read(head, self.number, self.stored, plans))
+        return views
+
+    def _last_forced(self) -> int:
+        """The last forced push; it is not known where the head has moved while we looked."""
+        pushes = self._force_pushes(self.number)
+        if not pushes:
+            return 0
+        same = self.client.pull(self.number).head.sha == self.real.head.sha
+        self.forced_at = pushes[-1].created_at
+        return pushes[-1].id if same else UNKNOWN
+
+    def _force_pushes(self, number: int) -> list[IssueEvent]:
+        if number not in self._pushes:
+            self._pushes[number] = self.client.force_pushes(number)
+        return self._pushes[number]
 
     def answered(self) -> int:
         """Up to which comment people have their answers, by the ledger: our comment proves nothing.
 
         A comment that names a wrong head only has people answered again.
         """
-        return max((item.answered for item in self._remembered()), default=0)
+        return max((item.answered for item in self._known()), default=0)
 
     def twins(self) -> frozenset[int]:
         """The other pull requests whose verdict over this head is in the ledger."""
@@ -270,18 +354,38 @@ class Reader:
 
     def edits(self) -> datetime | None:
         """Up to which edit of a comment people were told that it commands nothing."""
-        return max((item.edits for item in self._remembered() if item.edits), default=None)
+        return max((item.edits for item in self._known() if item.edits), default=None)
+
+    def accepts(self) -> tuple[Acceptance, ...] | None:
+        """The words by which digests were accepted, here or on an earlier head.
+
+        None if an earlier version of the bot has written of them, which kept none.
+        """
+        known = self._known()
+        lists = [item.accepts for item in known if item.accepts is not None]
+        if known and not lists:
+            return None
+        found = {(word.comment, word.code): word for words in lists for word in words}
+        return tuple(found[key] for key in sorted(found))
 
     def pushers(self) -> tuple[str, ...]:
-        """Who has pushed an earlier head of the pull request, as far as anybody saw it."""
-        own, remembered = self.view.standings.get(self.number), self._remembered()
-        found = {who for item in remembered for who in item.pushers}
-        found |= {item.pusher for item in remembered if item is not own}
-        return tuple(sorted(found - {""})[:MAX_PUSHERS])
+        """Who has pushed here beside the one who first pushed this head, as far as anybody saw it.
 
-    def _remembered(self) -> list[Standing]:
-        """How the pull request stands, and stood on the head before this one."""
-        views = [self.view, *([self._of_earlier()] if self.earlier else [])]
+        `?` stands for those that are too many.
+        """
+        own = self.view.standings.get(self.number)
+        first = (own.pusher if own else "") or self._pusher()
+        found = {who for item in self._known() for who in item.pushers}
+        found |= {item.pusher for item in self._known() if item is not own}
+        found |= {self.hint.pusher} - {first}
+        names = sorted(found - {""})
+        return tuple(names if len(names) <= MAX_PUSHERS else [*names[: MAX_PUSHERS - 1], "?"])
+
+    def _known(self) -> list[Standing]:
+        """How the pull request stands, and stood on the heads before this one."""
+        return self._remembered([self.view, *self._of_earlier()])
+
+    def _remembered(self, views: Iterable[View]) -> list[Standing]:
         return [item for view in views if (item := view.standings.get(self.number))]
 
     def _authors(self) -> frozenset[str]:
@@ -289,7 +393,7 @@ class Reader:
         more = {self.hint.pusher, *self.pushers()}
         if self.parts is None:
             found = hands(self.client, self.real, self.view.standings.get(self.number))
-            return _logins(found | more)
+            return _logins(found | more | self._forcers(self.number))
         # A merge group is pushed by the queue: its hands are those of what it merges.
         own, *ahead = (
             replace(part, hands=_logins(self._made(part)))
@@ -300,8 +404,13 @@ class Reader:
         return frozenset().union(*(part.hands or () for part in self.parts.parts))
 
     def _made(self, part: Part) -> set[str]:
-        found = hands(self.client, part.pull, part.standing)
+        found = hands(self.client, part.pull, part.standing) | self._forcers(part.pull.number)
         return found if part.pull.head.sha == part.head else {*found, "?"}
+
+    def _forcers(self, number: int) -> set[str]:
+        """Who has forced a push to a pull request: GitHub lists them, whoever else has seen it."""
+        pushes = self._force_pushes(number)
+        return {push.actor.login for push in pushes if push.actor is not None}
 
     def _late(self, situation: Situation) -> frozenset[RowId]:
         """Rows whose job has waited for a machine longer than its lane allows."""

@@ -8,8 +8,9 @@ nothing green and nothing that the next turn does not mend.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from bot.github.actor import NO_HINT, Bot, Hint, is_waiting
@@ -23,11 +24,12 @@ from bot.github.publish import (
     lane_summary,
     marked_head,
     new_body,
+    notebook,
     notes,
     own_comments,
     summary,
 )
-from bot.github.queue import groups_of
+from bot.github.queue import QueueBranch, groups_of
 from bot.github.reader import Reader
 from bot.github.records import Branch, Comment
 from bot.github.situation import (
@@ -42,17 +44,30 @@ from bot.github.situation import (
 )
 from bot.model import CheckState
 
-__all__ = ["Hint", "Reconciler"]
+__all__ = ["SPOILT", "Hint", "Reconciler"]
 
 ROUNDS = 4
 SERVER = "https://github.com"
 # GitHub marks a check stale after 14 days.
 REFRESH = timedelta(days=7)
 TRIES_BODY = 3
+SPOILT = "infra: "  # how the title of what GitHub refused to be told begins
 
 
 class _Again(Exception):
     """Somebody else wrote meanwhile: read everything anew."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What GitHub did not take of what people are told, and what stopped us otherwise.
+
+    `lost`: the comment is among it, which without an App is the ledger.
+    """
+
+    refused: str = ""
+    lost: bool = False
+    trouble: GitHubError | None = None
 
 
 class Reconciler(Bot):
@@ -107,6 +122,8 @@ class Reconciler(Bot):
         if reader.hint.result is not None:
             # What a machine has worked for is kept before anything else.
             self._close(reader, reader.hint.result)
+        # Before our own verdict: as long as that is green, whoever dies comes here again.
+        groups = self._doubted_groups(reader, green=green)
         old = reader.view.standings.get(reader.number)
         # Whoever dies before the end has answered nobody.
         first = _silent(decision, reader)
@@ -117,43 +134,51 @@ class Reconciler(Bot):
             self._put(reader, first)
         if self.mode == "off":
             return
+        self._plan_groups(reader, groups)
         for step in decision.steps:
             self._take(reader, step)
-        untold, trouble = self._tell(reader, decision)
-        if isinstance(trouble, NotAllowed):
-            last = _spoilt(first, str(trouble))
-        elif untold and not self.ledger.app:
-            last = _spoilt(first, f"the ledger is in a comment: {untold}")
-        else:
-            last = first if trouble else _untold(decision, untold)
-        self._put(reader, last)
-        if trouble:
-            raise trouble
+        told = self._tell(reader, decision)
+        self._put(reader, self._last(first, decision, told))
+        if told.trouble:
+            raise told.trouble
 
-    def _tell(self, reader: Reader, decision: Decision) -> tuple[str, GitHubError | None]:
-        """Reactions, comment and body: what GitHub does not take, and what stopped us otherwise.
+    def _last(self, first: Decision, decision: Decision, told: _Told) -> Decision:
+        """What the ledger holds in the end; `first`: the decision before anybody is answered."""
+        if isinstance(told.trouble, NotAllowed):
+            return _spoilt(first, str(told.trouble))
+        if told.lost and not self.ledger.app:
+            return _spoilt(first, f"the ledger is in a comment: {told.refused}")
+        if told.trouble:
+            return first
+        # Without an App the comment has been written, and is the ledger as it stands.
+        return _untold(decision, told.refused) if self.ledger.app else decision
+
+    def _tell(self, reader: Reader, decision: Decision) -> _Told:
+        """Reactions, comment and body.
 
         None of that may keep a verdict from being written: anybody can lock a conversation who may
         write, and a comment can be deleted at any moment.
         """
-        untold = ""
-        trouble: GitHubError | None = None
-        shown = self.mode != "shadow" and reader.group is None
+        told = _Told()
+        alone, silent = reader.group is None, self.mode == "shadow"
         # Without an App and a comment nothing would tell that anybody was answered.
         tasks = list[Callable[[Reader, Decision], None]]()
-        tasks += [self._react] if shown or self.ledger.app else []
-        tasks += [self._comment, self._body] if shown else []
+        tasks += [self._react] if self.ledger.app or (alone and not silent) else []
+        tasks += [self._comment] if alone and not (silent and self.ledger.app) else []
+        tasks += [self._body] if alone and not silent else []
         for task in tasks:
             try:
                 task(reader, decision)
             except (Refused, Gone, NotFound, NotAllowed) as error:
                 if isinstance(error, NotAllowed) and "locked" not in str(error):
-                    trouble = trouble or error  # a permission is missing: the job says so
+                    told.trouble = told.trouble or error  # a permission is missing: the job says so
+                elif task == self._comment:
+                    told.lost, told.refused = True, str(error)[:200]
                 else:
-                    untold = untold or str(error)[:200]
+                    told.refused = told.refused or str(error)[:200]
             except GitHubError as error:
-                trouble = trouble or error
-        return untold, trouble
+                told.trouble = told.trouble or error
+        return told
 
     def _take(self, reader: Reader, step: Step) -> None:
         """One step of a decision."""
@@ -170,14 +195,41 @@ class Reconciler(Bot):
 
     def _queue_again(self, reader: Reader) -> None:
         """A word has come: red groups that merge this pull request are planned anew."""
-        red = set[int]()
-        for group in groups_of(reader.number, self.queue()):
-            shown = self.ledger.read(group.sha, group.number).shown.get(READY)
-            # Who waits is looked at by itself.
-            if not is_waiting(shown) and shown is not None and shown.state != CheckState.SUCCESS:
-                red.add(group.number)
-        for number in sorted(red):
+        # Who waits is looked at by itself.
+        found = self._groups(reader.number)
+        done = [(group, view) for group, view in found if not _is_waiting(view)]
+        self._plan_groups(reader, (group for group, view in done if not _is_green(view)))
+
+    def _doubted_groups(self, reader: Reader, *, green: bool) -> list[QueueBranch]:
+        """Green groups that need another plan; those that merge what was green wait for it.
+
+        A group may rest on a word that the pull request itself has no need of: if one may be gone,
+        its groups are looked at, however it stands.
+        """
+        fell = not green and _is_green(reader.view)
+        if self.mode == "off" or reader.group is not None or not (fell or reader.hint.doubt):
+            return []
+        found = [(group, view) for group, view in self._groups(reader.number) if _is_green(view)]
+        for group, view in found if fell else ():
+            with suppress(Overtaken):  # whoever has written looks at it anew, too
+                self._hold(group, view)
+        return [group for group, _ in found]
+
+    def _groups(self, number: int) -> list[tuple[QueueBranch, View]]:
+        """The merge groups that merge a pull request, and what the ledger says of each."""
+        found = groups_of(number, self.queue())
+        return [(group, self.ledger.read(group.sha, group.number)) for group in found]
+
+    def _plan_groups(self, reader: Reader, groups: Iterable[QueueBranch]) -> None:
+        """Start the planner for merge groups, once for each pull request that has some."""
+        for number in sorted({group.number for group in groups}):
             self.client.start(PLANNER, reader.branch(), {"pr": str(number)})
+
+    def _hold(self, group: QueueBranch, view: View) -> None:
+        state, title = CheckState.IN_PROGRESS, "What it merges is not green any more: planned anew"
+        update = {"state": state, "title": title}
+        held = {n: item.model_copy(update=update) for n, item in view.standings.items()}
+        self.ledger.put(view, group.sha, READY, state, title, title, held, sure=True)
 
     def _react(self, _: Reader, decision: Decision) -> None:
         """One reaction for each comment, the worst of its commands."""
@@ -241,14 +293,13 @@ class Reconciler(Bot):
         """After a change of the base branch: the verdict of the other name is no longer ours."""
         if number not in reader.view.seals.get(name, {}):
             return
-        left = {
-            n: reader.view.standings[n]
-            for n in reader.view.seals.pop(name)
-            if n != number and n in reader.view.standings
-        }
+        others = reader.view.seals.pop(name).keys() - {number}
+        left = {n: item for n, item in reader.view.standings.items() if n in others}
         worst = next((i for i in left.values() if i.state is not CheckState.SUCCESS), None)
         state, title = CheckState.FAILURE, "No pull request asks for this any more"
-        if left:
+        if others - left.keys():
+            title = "How others with this head stand cannot be read"
+        elif left:
             state = worst.state if worst else CheckState.SUCCESS
             title = worst.title if worst else "Ready"
         self.ledger.put(reader.view, reader.pull.head.sha, name, state, title, title, left)
@@ -257,20 +308,21 @@ class Reconciler(Bot):
         """One comment, the oldest; written when it differs, and never over a newer one."""
         own, data = own_comments(reader.comments, reader.us), ""
         kept = decision.standing
-        if not self.ledger.app and (kept.case or kept.fault or kept.answered):
-            known = [entry.result for entry in reader.view.entries if entry.result]
-            results = {result.row: result for result in [*known, *reader.closed]}
+        known = [entry.result for entry in reader.view.entries if entry.result]
+        results = {result.row: result for result in [*known, *reader.closed]}
+        # Results stay, also while another plan is awaited.
+        some = kept.case or kept.fault or kept.answered or kept.reused or results
+        if some and not self.ledger.app:
             ordered = [results[row] for row in sorted(results)]
-            data = data_block(decision.standing, ordered, MAX_PACKED - 10_000)
+            data = data_block(kept, ordered, MAX_PACKED - 10_000)
         for extra in own[1:]:
             self.client.delete_comment(extra.id)
         old = own[0] if own else None
-        text = compose(marked_head(old.body) if old else "", decision, data)
+        before = marked_head(old.body) if old else ""
+        silent = self.mode == "shadow"
+        text = notebook(before, decision, data) if silent else compose(before, decision, data)
         if old is None:
-            needed = decision.state in (CheckState.FAILURE, CheckState.ACTION_REQUIRED)
-            if not (needed or decision.answers or data):
-                return
-            if reader.pull.state == "closed":
+            if not self._is_needed(reader, decision, data) or reader.pull.state == "closed":
                 return
             made = self.client.post_comment(reader.number, text.split("\n")[0], text, look=False)
             self._drop_extra(reader, made)
@@ -283,6 +335,15 @@ class Reconciler(Bot):
             self.client.edit_comment(old.id, text)
         except NotFound as error:
             raise _Again from error
+
+    def _is_needed(self, reader: Reader, decision: Decision, data: str) -> bool:
+        """Whether a comment is written where there is none yet."""
+        if self.mode == "shadow":
+            # What a machine is to run must be in the ledger; nothing else is worth a word.
+            opens = any(isinstance(step, Open) for step in decision.steps)
+            return opens or bool(reader.view.entries)
+        needed = decision.state in (CheckState.FAILURE, CheckState.ACTION_REQUIRED)
+        return needed or bool(decision.answers or data)
 
     def _drop_extra(self, reader: Reader, made: Comment) -> None:
         """Two publishers at once both wrote one: the older stays."""
@@ -314,6 +375,15 @@ class Reconciler(Bot):
                 return
 
 
+def _is_green(view: View) -> bool:
+    shown = view.shown.get(READY)
+    return shown is not None and shown.state == CheckState.SUCCESS
+
+
+def _is_waiting(view: View) -> bool:
+    return is_waiting(view.shown.get(READY))
+
+
 def _is_known(reader: Reader, decision: Decision) -> bool:
     """Whether the ledger holds the plan and nothing is green: the rest may come at the end."""
     old, new = reader.view.standings.get(reader.number), decision.standing
@@ -341,7 +411,7 @@ def _untold(decision: Decision, why: str) -> Decision:
 
 def _spoilt(decision: Decision, why: str) -> Decision:
     """The decision where the bot lacks what it needs: red, and it says what."""
-    state, title = CheckState.FAILURE, f"infra: {why}"[:200]
+    state, title = CheckState.FAILURE, f"{SPOILT}{why}"[:200]
     return replace(decision, state=state, title=title)
 
 

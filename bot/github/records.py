@@ -13,7 +13,7 @@ from bot.document import Strict
 
 __all__ = [
     "Account", "AppName", "Branch", "CheckOutput", "CheckRun", "Comment", "Commit", "Comparison",
-    "File", "Job", "Pull", "Ref", "Repository",
+    "File", "IssueEvent", "Job", "Pull", "Ref", "Repository",
     "RequiredCheck", "Role", "Rule", "Run", "Started", "Status", "Tree", "Write",
 ]  # fmt: skip
 
@@ -77,7 +77,8 @@ class Pull(Record):
 class File(Record):
     """A file of a pull request as its head has it; `previous_filename` of a renamed one.
 
-    `patch`: the changed lines, absent where there are too many or the file is no text.
+    `patch`: the changed lines, absent where there are too many or the file is no text; `changes`:
+    how many there are.
     """
 
     filename: str
@@ -85,6 +86,7 @@ class File(Record):
     sha: str | None = None
     previous_filename: str = ""
     patch: str = ""
+    changes: int = 1
 
 
 class Sha(Record):
@@ -143,6 +145,15 @@ class Comment(Record):
         return self.updated_at != self.created_at
 
 
+class IssueEvent(Record):
+    """Something that happened to a pull request; `actor` is None where the account is gone."""
+
+    id: int
+    event: str
+    actor: Account | None
+    created_at: datetime
+
+
 class CheckOutput(Record):
     """The text of a check run."""
 
@@ -196,6 +207,7 @@ class Run(Record):
     triggering_actor: Account | None = None
     head_repository: Repository | None = None
     created_at: datetime
+    updated_at: datetime | None = None
 
 
 class Job(Record):

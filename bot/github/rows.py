@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bot.github.case import Case, LaneResult, RowId
 from bot.github.situation import GROUP, Entry
 from bot.model import Job, Row, Verdict
 
-__all__ = ["is_superseded", "lane_rows"]
+__all__ = ["UNUSED", "gathered", "is_superseded", "lane_rows", "only_fails"]
 
 RERUN = "type /fla-bot rerun"
+UNUSED = "superseded before its lane began"  # no machine has worked for such a run
+MAX_FAILS = 30  # that a pull request is held to beside those of its present jobs
+MAX_SAMPLES = 2000  # of other heads; a standing has room for as many
 
 
 def lane_rows(
@@ -27,28 +30,30 @@ def lane_rows(
 def _job_rows(
     case: Case, job: Job, own: Sequence[Entry], reused: Sequence[LaneResult]
 ) -> list[Row]:
-    """A fail stays; then a pass counts, then what is under way, then what is newest."""
+    """A fail of any head stays; then a pass counts, then what is under way, then the newest."""
     found = [rows for e in own if e.result and (rows := _of(e.result, job))]
-    for rows in found:
-        if any(row.verdict is Verdict.FAIL for row in rows):
+    earlier = [_measured(result, rows) for result in reused if (rows := _of(result, job))]
+    for rows in [*found, *earlier]:
+        if _fails(rows):
             return rows
-    for rows in reversed(found):
+    for rows in [*reversed(found), *earlier]:
         if _passes(rows):
             return rows
-    for result in reused:
-        if _passes(rows := _of(result, job)):
-            at = RowId.parse(result.row).head[:12]
-            return [
-                row.model_copy(update={"reason": f"measured on {at}: {row.reason}"}) for row in rows
-            ]
     mine = [entry for entry in own if entry.id.plan == case.plan]
     if any(entry.result is None for entry in mine):
         return [_row(job, Verdict.WAITING, "on its way")]
     if found:
         return found[-1]
     if mine and not is_superseded(mine[-1]) and (last := mine[-1].result) is not None:
-        return [_row(job, Verdict.LOST, f"{last.note}; {RERUN}")]
+        # A note is of the jobs that are there.
+        note = "its run gave nothing for this job" if last.rows else last.note
+        return [_row(job, Verdict.LOST, f"{note}; {RERUN}")]
     return [_row(job, Verdict.WAITING, "no evidence yet")]
+
+
+def _measured(result: LaneResult, rows: Sequence[Row]) -> list[Row]:
+    at = RowId.parse(result.row).head[:12]
+    return [row.model_copy(update={"reason": f"measured on {at}: {row.reason}"}) for row in rows]
 
 
 def is_superseded(entry: Entry) -> bool:
@@ -60,8 +65,81 @@ def is_superseded(entry: Entry) -> bool:
     return ended and entry.id.nonce != GROUP
 
 
-def _passes(rows: list[Row]) -> bool:
+def gathered(
+    results: Iterable[LaneResult], keys: Mapping[str, str] | None = None
+) -> list[LaneResult]:
+    """What other heads came to, once for each job of a key: a fail, else a pass, else samples.
+
+    `keys`: by job of the plan in force, without which all is kept. Fails are kept even if no job
+    has their key now: a later head may have it again.
+    """
+    found: dict[tuple[str, str], LaneResult] = {}
+    for result in results:
+        for place in result.keys.items():
+            brief = _brief(result, *place)
+            if _weight(brief) > (_weight(found[place]) if place in found else NOTHING):
+                found[place] = brief
+    if keys is not None:
+        same = {place for place in found if keys.get(place[0]) == place[1]}
+        fails = [place for place in found if place not in same and _fails(found[place].rows)]
+        same |= set(fails[-MAX_FAILS:])
+        found = {place: brief for place, brief in found.items() if place in same}
+    left, kept = MAX_SAMPLES, list[LaneResult]()
+    for brief in found.values():
+        left -= _weight(brief)[2]
+        if left >= 0 or brief.rows:
+            kept.append(brief)
+    return kept
+
+
+NOTHING = (False, False, 0)
+
+
+def _weight(brief: LaneResult) -> tuple[bool, bool, int]:
+    """What says more of a job counts."""
+    count = sum(map(len, brief.samples.values()))
+    return _fails(brief.rows), _passes(brief.rows), count
+
+
+def _brief(result: LaneResult, job: str, key: str) -> LaneResult:
+    """What counts of a job on another head, too: one row, for the ledger holds little, or samples.
+
+    What was not proven has none; it is measured again, and held to its samples.
+    """
+    own = [row for row in result.rows if row.job == job]
+    bad = [row for row in own if row.verdict is Verdict.FAIL]
+    rows, samples = list[Row](), dict[str, list[float]]()
+    if bad or _passes(own):
+        first, count = (bad or own)[0], len(bad or own)
+        word = f"{count} rows fail: {first.reason}"[:400] if bad else f"{count} rows pass"
+        rows = [first if count == 1 else first.model_copy(update={"cell": "", "reason": word})]
+    else:
+        samples = {n: found for n, found in result.samples.items() if n.startswith(f"{key} ")}
+    verdict = rows[0].verdict if rows else Verdict.NOT_PROVEN
+    update = {"verdict": verdict, "rows": rows, "keys": {job: key}, "samples": samples, "note": ""}
+    return result.model_copy(update=update)
+
+
+def only_fails(result: LaneResult | None) -> LaneResult | None:
+    """A result without the jobs that do not fail, None if none does."""
+    if result is None:
+        return None
+    bad = {row.job for row in result.rows if row.verdict is Verdict.FAIL}
+    if not bad:
+        return None
+    keys = {job: key for job, key in result.keys.items() if job in bad}
+    rows = [row for row in result.rows if row.job in bad]
+    return result.model_copy(
+        update={"verdict": Verdict.FAIL, "keys": keys, "rows": rows, "samples": {}}
+    )
+
+
+def _passes(rows: Sequence[Row]) -> bool:
     return bool(rows) and all(row.verdict is Verdict.PASS for row in rows)
+
+
+def _fails(rows: Sequence[Row]) -> bool:
+    return any(row.verdict is Verdict.FAIL for row in rows)
 
 
 def _of(result: LaneResult, job: Job) -> list[Row]:

@@ -24,12 +24,12 @@ from bot.change import Repository
 from bot.check import Analysis, Request, analyse, report
 from bot.document import Strict
 from bot.errors import InfraError, UserError
-from bot.github.books import books_digest, contract_path, references, shelf_digest
+from bot.github.books import books_digest, contract_path, op_of, references, shelf_digest
 from bot.github.case import Case, Merged, Origin
 from bot.github.client import Client
 from bot.github.events import Event
 from bot.github.queue import QUEUE, QueueBranch, merges, parse_branch
-from bot.model import Finding, Report, Severity, digest
+from bot.model import Change, Finding, Report, Severity, digest
 from bot.process import ProgramFailed
 from bot.trusted import POLICY_PATH, Books
 
@@ -231,14 +231,18 @@ def make_case(
         hits=_hits(found.findings),
     )
     judged = books_digest(tree, watched, case.ops) or case.books
-    return case.model_copy(update={"books": judged}), _texts(repository, case)
+    return case.model_copy(update={"books": judged}), _texts(repository, case, analysis.change)
 
 
-def _texts(repository: Repository, case: Case) -> dict[str, str]:
-    """Policy and contracts of both sides by blob; `plan` asks GitHub whether they are the ones."""
+def _texts(repository: Repository, case: Case, change: Change) -> dict[str, str]:
+    """Policy, contracts and what is edited of both and of anchors, of all sides by blob.
+
+    `plan` asks GitHub whether they are the ones.
+    """
     ops = {*case.contracts, *case.report.scope.ops}
-    paths = [POLICY_PATH, *map(contract_path, sorted(ops))]
-    sides = (case.report.change.trusted, case.head)
+    edited = {path for file in change.files for path in (file.path, file.old_path) if op_of(path)}
+    paths = sorted({POLICY_PATH, *map(contract_path, ops), *edited})
+    sides = (change.trusted, change.merge_base, change.head)
     known = (repository.tree(side).get(path, ("", ""))[1] for side in sides for path in paths)
     return {oid: repository.read(oid).decode(errors="replace") for oid in known if oid}
 

@@ -9,16 +9,17 @@ from datetime import datetime
 from typing import Literal
 
 from bot.github.approvals import Need, People
-from bot.github.case import Case, LaneResult, RowId, Standing
+from bot.github.case import Acceptance, Case, LaneResult, RowId, Standing
 from bot.github.operate import Mode, Traffic
 from bot.github.records import Comment, Pull
 from bot.model import CheckState, Report
 
 __all__ = [
-    "GROUP", "Answer", "Cancel", "Close", "Decision", "Entry", "Group", "Nothing", "Open", "Part",
-    "Plan", "Queue", "Reaction", "Situation", "Step",
+    "GROUP", "UNKNOWN", "Answer", "Cancel", "Close", "Decision", "Entry", "Group", "Nothing",
+    "Open", "Part", "Plan", "Queue", "Reaction", "Situation", "Step",
 ]  # fmt: skip
 
+UNKNOWN = -1  # nobody has looked which forced push was the last, or it was too late
 GROUP = 1  # the nonce of a merge group's run; comments have larger ids
 Reaction = Literal["+1", "-1", "confused", "eyes"]
 
@@ -69,11 +70,15 @@ class Situation:
 
     `others`: how other pull requests stand on this head, `twins` the numbers of all that have a
     verdict there. `fresh`: a plan that `scope` has just made, `fault` why it could not. `group`:
-    the head is a merge group of this pull request. `reuse`: results of other heads. `forged`:
+    the head is a merge group of this pull request. `again`: an event says that the head has
+    come after another one; `forced`: the last forced push, 0 if there is none, or UNKNOWN, and
+    `forced_at` when. `accepts`: words for digests so far, None if an earlier version kept none.
+    `seen`: up to which comment words were looked at. `reuse`: results of other heads. `forged`:
     checks of our name that are not ours. `waiting`: rows whose machine is late. `moved`: what
     judges at the base has changed; `elsewhere`: contracts of other ops have. `gated`: whether the
     base branch has a policy. `books`: a digest of what judges there, empty without a policy. None
-    where it was not asked yet.
+    where it was not asked yet. `before`: how the pull request stood on the heads before this one.
+    `queue`: the heads of all merge groups.
     """
 
     now: datetime
@@ -96,7 +101,12 @@ class Situation:
     group: Group | None = None
     reuse: tuple[LaneResult, ...] | None = None
     forged: tuple[str, ...] | None = None
+    again: bool = False
+    forced: int | None = None
+    forced_at: datetime | None = None
+    accepts: tuple[Acceptance, ...] | None = ()
     answered: int = 0
+    seen: int = 0
     edits: datetime | None = None
     waiting: frozenset[RowId] = frozenset()
     moved: bool | None = None
@@ -104,6 +114,8 @@ class Situation:
     gated: bool | None = None
     books: str | None = None
     pulls: tuple[Pull, ...] | None = None
+    before: tuple[Standing, ...] = ()
+    queue: frozenset[str] | None = None
 
 
 class Nothing(Exception):

@@ -4,19 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from bot.document import Strict
 from bot.github.actor import OPEN, is_waiting
 from bot.github.books import books_digest, shelf_digest
-from bot.github.case import Standing
+from bot.github.case import RowId, Standing
 from bot.github.connection import NotFound
 from bot.github.holding import may_heal
 from bot.github.ledger import PREVIEW, READY, Shown, View
 from bot.github.operate import EXECUTOR, PLANNER, traffic
-from bot.github.reconcile import Reconciler
-from bot.github.records import Branch, Pull
+from bot.github.reconcile import SPOILT, Reconciler
+from bot.github.records import Branch, Pull, Run
+from bot.github.situation import GROUP
+from bot.model import CheckState
 
 __all__ = ["Overview", "PullStatus", "look_at_groups", "overview"]
 
@@ -52,16 +54,20 @@ def overview(reconciler: Reconciler, number: int | None = None) -> Overview:
     pulls = [client.pull(number)] if number else client.open_pulls()
     groups = {} if number else _groups(reconciler)
     trees = dict[str, dict[str, str]]()
-    found_runs = traffic(reconciler.runs(), client.identity.login)
+    all_runs = reconciler.runs()
+    found_runs = traffic(all_runs, client.identity.login)
+    left = _left_behind(reconciler, all_runs)
     since = _last_look(reconciler) - LOOK_BACK
     found = []
     for pull in pulls:
-        view = reconciler.ledger.read(pull.head.sha, pull.number, reconciler.stored(pull.number))
+        stored = reconciler.stored(pull.number)
+        view = reconciler.ledger.read(pull.head.sha, pull.number, stored)
         shown = view.shown.get(READY) or view.shown.get(PREVIEW)
         if pull.base.ref not in trees:
             trees[pull.base.ref] = _tree(reconciler, pull.base.ref)
         due = _due(pull, view, shown, trees[pull.base.ref], since, reconciler.now())
-        due = due or groups.get(pull.number, "")
+        due = due or _unread(reconciler, pull, view, shown, stored)
+        due = due or groups.get(pull.number, "") or left.get(pull.number, "")
         runs = [f"{run.id} {run.row}" for run in found_runs.runs if run.row.number == pull.number]
         found.append(
             PullStatus(
@@ -107,10 +113,25 @@ def _due(
     return "news" if pull.updated_at > since else ""
 
 
+def _unread(
+    reconciler: Reconciler, pull: Pull, view: View, shown: Shown | None, stored: str
+) -> str:
+    """Whether nothing can be told of a verdict, such as what judged: another look makes it anew."""
+    if pull.number in view.standings or reconciler.mode == "off":
+        return ""
+    if not reconciler.ledger.app and reconciler.mode == "shadow" and not stored:
+        return ""  # no machine has run, so nothing is kept
+    if shown and shown.state != CheckState.SUCCESS and shown.title.startswith(SPOILT):
+        return ""  # GitHub takes no comment: each look would only use up statuses
+    return "its standing cannot be read"
+
+
 def _outdated(standing: Standing, pull: Pull, tree: Mapping[str, str], now: datetime) -> str:
     """Why what the ledger says of a pull request may no longer hold, or nothing."""
     if standing.base_ref != pull.base.ref:
         return "its base has changed"
+    if standing.plans:
+        return "a run of another plan may have failed"
     case = standing.case
     if case is not None and case.gated:
         if case.books != books_digest(tree, case.watched, case.ops):
@@ -143,6 +164,16 @@ def _groups(reconciler: Reconciler) -> dict[int, str]:
         number: f"a merge group waits: {group.ref}"
         for number, group, shown in _all_groups(reconciler)
         if is_waiting(shown)
+    }
+
+
+def _left_behind(reconciler: Reconciler, runs: Sequence[Run]) -> dict[int, str]:
+    """Runs of merge groups that are gone, by pull request; whoever looks at it knows whose."""
+    found = (RowId.find(run.display_title) for run in runs if run.status != "completed")
+    rows = [row for row in found if row is not None and row.nonce == GROUP]
+    heads = {group.sha for group in reconciler.queue()} if rows else set()
+    return {
+        row.number: "a run of a merge group that is gone" for row in rows if row.head not in heads
     }
 
 

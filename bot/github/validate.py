@@ -2,40 +2,44 @@
 
 Policy, contracts, owners and the commits that a plan goes by are taken from GitHub. Of what the
 change reaches there is a floor: files that belong to an op cannot change without a lane of it, or
-a person's word. What it reaches beyond that, and what the rules found, is believed.
+a person's word; nor can contracts, references and comments that silence rules without one. What it
+reaches beyond that, and what the rules found, is believed.
 """
 
 # SPDX-License-Identifier: MIT
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bot import contract as contract_file
 from bot import policy as policy_file
 from bot.amendment import edits
-from bot.anchors import FOLDER as ANCHORS
 from bot.contract import Contract
 from bot.errors import UserError
-from bot.github.books import blob, books_digest, contract_path, references, shelf_digest
+from bot.github.books import (
+    anchors_path,
+    books_digest,
+    contract_path,
+    named,
+    references,
+    shelf_digest,
+)
 from bot.github.case import Case
 from bot.github.client import Client
+from bot.github.due import Sides, asked, lacking, only_words, paths, silencing
 from bot.github.queue import parse_branch
 from bot.github.reconcile import Reconciler
 from bot.github.records import File
 from bot.model import ChecklistItem, CheckState, ItemState, Job, digest
 from bot.policy import Policy
-from bot.trusted import FOLDER, POLICY_PATH
+from bot.trusted import POLICY_PATH
 
 __all__ = ["NotYet", "validated"]
 
 MAX_COMPARED = 300  # files that GitHub lists when it compares; of a pull request it lists more
 MAX_LISTED = 3000
-CODING_LINES = 2
-_HUNK = re.compile(r"@@ -([0-9]+)(?:,[0-9]+)? \+([0-9]+)(?:,[0-9]+)? @@")
-_CODING = re.compile(r"[ \t\f]*#.*?coding[:=]")
 
 
 class NotYet(UserError):
@@ -78,7 +82,7 @@ def validated(reconciler: Reconciler, case: Case, texts: Mapping[str, str]) -> C
     faults = [
         *_anchor_faults(case, tree),
         *(fault for job in plan.jobs for fault in _job_faults(job, case, contracts)),
-        *_left_out(case, tree, files),
+        *lacking(case, Sides(files, tree, books.before, texts)),
         *_group_faults(case),
     ]
     if faults:
@@ -104,16 +108,22 @@ class _Books:
     texts: Mapping[str, str]
     policy: Policy = field(init=False)
     _head: Mapping[str, str] | None = None
+    _before: Mapping[str, str] | None = None
     _trusted: dict[str, Contract | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.policy = policy_file.load(self._text(self.tree, POLICY_PATH), POLICY_PATH)
 
     def _text(self, tree: Mapping[str, str], path: str) -> bytes:
-        text = self.texts.get(tree.get(path, ""))
-        if text is None or blob(text) != tree[path]:
-            raise UserError(f"{path} is not the one that GitHub has")
-        return text.encode()
+        return named(self.texts, tree.get(path, ""), path)
+
+    def before(self) -> Mapping[str, str]:
+        """The files of the merge base with their blobs."""
+        if self._before is None:
+            plan = self.case.report.plan
+            same = plan.merge_base == plan.trusted
+            self._before = self.tree if same else self.client.tree(plan.merge_base)
+        return self._before
 
     def trusted(self, op: str) -> Contract | None:
         """The contract on the base branch."""
@@ -154,7 +164,7 @@ def _files(client: Client, case: Case, compared: Sequence[File]) -> list[File]:
 
 def _anchor_faults(case: Case, tree: Mapping[str, str]) -> Iterator[str]:
     for op in case.contracts:
-        if f"{ANCHORS}/{op}.json" in tree and op not in case.anchors:
+        if anchors_path(op) in tree and op not in case.anchors:
             yield f"the anchors of {op} are left out"
 
 
@@ -169,26 +179,6 @@ def _job_faults(job: Job, case: Case, contracts: Mapping[str, Contract]) -> Iter
         yield f"job {job.id} is on a lane that its contract does not name"
     if job.required != (lane.required and (contract is None or contract.status == "enforced")):
         yield f"job {job.id} is {'' if job.required else 'not '}required, against the policy"
-
-
-def _left_out(case: Case, tree: Mapping[str, str], files: Sequence[File]) -> Iterator[str]:
-    """What a person must accept whatever the change reaches, if the checklist does not have it."""
-    due = {f"new-op:{op}" for op in case.contracts if contract_path(op) not in tree}
-    for file in files:
-        gone = file.previous_filename or (file.filename if file.status == "removed" else "")
-        folder, _, name = gone.rpartition("/")
-        if folder == FOLDER and name.endswith(".yaml") and gone != POLICY_PATH and gone in tree:
-            due.add(f"removed:{name.removesuffix('.yaml')}")
-        for path in _paths(file):
-            due |= {"policy-change"} if path == POLICY_PATH else set()
-            area = case.policy.place(path)[0]
-            due |= {"sensitive"} if area and area.guarded else set()
-    shown = {item.id for item in case.report.checklist}
-    yield from (f"the checklist lacks {name}" for name in sorted(due - shown))
-
-
-def _paths(file: File) -> list[str]:
-    return [path for path in (file.filename, file.previous_filename) if path]
 
 
 def _group_faults(case: Case) -> Iterator[str]:
@@ -223,7 +213,7 @@ def _floored(case: Case, books: _Books, files: Sequence[File]) -> Case:
     touched: dict[str, list[File]] = {}
     sensitive = set(case.sensitive)
     for file in files:
-        for path in _paths(file):
+        for path in paths(file):
             area, captured = case.policy.place(path)
             if area and (area.risk == "high" or area.guarded):
                 sensitive.add(path)
@@ -231,19 +221,40 @@ def _floored(case: Case, books: _Books, files: Sequence[File]) -> Case:
                 touched.setdefault(op, []).append(file)
     items, owners = list(case.report.checklist), dict(case.owners)
     for op, own in sorted(touched.items()):
-        if not all(_only_words(file) for file in own) and not _has_lanes(case, books, op):
-            code = digest(["floor", op, *sorted([file.filename, file.sha] for file in own)])
-            text = f"files of {op} are edited and no lane measures it; a person must accept {code}"
-            evidence = ", ".join(sorted({file.filename for file in own})[:5])
-            name, state = f"floor:{op}", ItemState.HUMAN
+        if not all(only_words(file) for file in own) and not _has_lanes(case, books, op):
+            items.append(
+                _floor(f"floor:{op}", f"files of {op} are edited and no lane measures it", own)
+            )
             if contract := books.trusted(op):
                 owners[op] = contract.owners
-            items.append(
-                ChecklistItem(id=name, state=state, text=text, evidence=evidence, accept=code)
-            )
+    items += _reference_floors(case, books, files)
+    if silent := silencing(files, case.report.suppressions):
+        items.append(_floor("floor-silence", "rules may be silenced, which nothing lists", silent))
     report = case.report.model_copy(update={"checklist": items})
     update = {"report": report, "sensitive": sorted(sensitive), "owners": owners}
     return case.model_copy(update=update)
+
+
+def _floor(name: str, what: str, files: Sequence[File]) -> ChecklistItem:
+    """What a person must accept for the sake of some files, as they are at the head."""
+    code = digest([*name.split(":"), *sorted([file.filename, file.sha] for file in files)])
+    evidence = ", ".join(sorted({file.filename for file in files})[:5])
+    text = f"{what}; a person must accept {code}"
+    return ChecklistItem(id=name, state=ItemState.HUMAN, text=text, evidence=evidence, accept=code)
+
+
+def _reference_floors(case: Case, books: _Books, files: Sequence[File]) -> Iterator[ChecklistItem]:
+    """What an op is compared with is edited, and nobody is asked about it."""
+    told = {name.partition(".")[0] for name in asked(case) if name.startswith("reference:")}
+    for op in sorted(case.contracts):
+        contract = books.trusted(op)  # that of a new op is accepted as a whole
+        if contract is None or f"reference:{op}" in told:
+            continue
+        watched = set(references([contract], books.tree))
+        own = [file for file in files if watched & {*paths(file)} and not only_words(file)]
+        if own:
+            what = f"a file that {op} is compared with is edited"
+            yield _floor(f"floor-reference:{op}", what, own)
 
 
 def _has_lanes(case: Case, books: _Books, op: str) -> bool:
@@ -262,30 +273,3 @@ def _has_lanes(case: Case, books: _Books, op: str) -> bool:
         for point in contract.entry_points.values()
     ]
     return not any(needed) or any(lanes and lanes <= planned for lanes in needed)
-
-
-def _only_words(file: File) -> bool:
-    """Whether only comments and empty lines of a Python file change."""
-    if file.status != "modified" or not file.filename.endswith(".py") or not file.patch:
-        return False
-    # Not `splitlines`: to Python a lone carriage return ends a line, and a form feed does not.
-    lines = [line.removesuffix("\r") for line in file.patch.split("\n")]
-    changed = [line[1:].strip() for line in lines if line[:1] in ("+", "-")]
-    words = (not line or (line.startswith("#") and "\r" not in line) for line in changed)
-    return bool(changed) and all(words) and not _is_read_otherwise(lines)
-
-
-def _is_read_otherwise(patch: Sequence[str]) -> bool:
-    """Whether a comment that says how the file is to be read comes, goes or moves (PEP 263)."""
-    old = new = 0
-    for line in patch:
-        if hunk := _HUNK.match(line):
-            old, new = int(hunk[1]), int(hunk[2])
-            continue
-        before, after = line[:1] in ("-", " "), line[:1] in ("+", " ")
-        # Such a comment counts in the first two lines alone; others can push it out of them.
-        counts = (before and old <= CODING_LINES, after and new <= CODING_LINES)
-        if counts[0] != counts[1] and _CODING.match(line[1:]):
-            return True
-        old, new = old + before, new + after
-    return False

@@ -24,6 +24,7 @@ from tests.github.world import (
     Comment,
     Commit,
     Event,
+    ForcePush,
     Job,
     Pull,
     Reaction,
@@ -199,6 +200,20 @@ class Bodies:
             "performed_via_github_app": self.app(app) if app else None,
             "created_at": stamp(comment.created_at),
             "updated_at": stamp(comment.updated_at),
+        }
+
+    def force_push(self, push: ForcePush) -> Body:
+        """A forced push as an event of its pull request, with what all such events have."""
+        return {
+            "id": push.id,
+            "node_id": f"HRFPE_{push.id}",
+            "url": self.url(f"/issues/events/{push.id}"),
+            "actor": self._by(push.actor),
+            "event": "head_ref_force_pushed",
+            "commit_id": push.sha,
+            "commit_url": self.url(f"/commits/{push.sha}"),
+            "created_at": stamp(push.created_at),
+            "performed_via_github_app": None,
         }
 
     def reaction(self, reaction: Reaction) -> Body:

@@ -348,6 +348,15 @@ def _comments(github: Double, request: Request) -> Reply:
     return Reply(items=[github.bodies.comment(comment) for comment in found])
 
 
+@serves("issues/list-events")
+def _issue_events(github: Double, request: Request) -> Reply:
+    number = request.number("issue_number")
+    if number not in github.world.pulls:
+        raise Refusal(404, "Not Found")
+    found = [item for item in github.world.force_pushes if item.number == number]
+    return Reply(items=[github.bodies.force_push(item) for item in found])
+
+
 @serves("issues/get-comment")
 def _comment(github: Double, request: Request) -> Reply:
     return Reply(body=github.bodies.comment(github.world.comments[request.number("comment_id")]))

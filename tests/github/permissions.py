@@ -51,6 +51,7 @@ PERMISSIONS: dict[str, tuple[str, ...]] = {
     "issues/get-comment": ("issues=read", "pull_requests=read"),
     "issues/list-comments": ("issues=read", "pull_requests=read"),
     "issues/list-comments-for-repo": ("issues=read", "pull_requests=read"),
+    "issues/list-events": ("issues=read", "pull_requests=read"),
     "issues/list-labels-on-issue": ("issues=read", "pull_requests=read"),
     "issues/remove-label": ("issues=write", "pull_requests=write"),
     "issues/set-labels": ("issues=write", "pull_requests=write"),

@@ -420,14 +420,16 @@ class Stage:
         return evidence_of(case, row.lane, rms)
 
 
-def evidence_of(case: Case, lane: str, rms: float = 1e-8) -> dict[str, bytes]:
-    """Evidence files as a lane leaves them, by name."""
+def evidence_of(case: Case, lane: str, rms: float = 1e-8, text: str = "") -> dict[str, bytes]:
+    """Evidence files as a lane leaves them, by name; `text`: the contract, of whose op alone."""
     from bot import contract as contract_file
 
-    contract = contract_file.load((BOOKS / "l2norm.yaml").read_bytes(), "l2norm.yaml")
+    op = yaml.safe_load(text)["op"] if text else "l2norm"
+    book = text.encode() if text else (BOOKS / "l2norm.yaml").read_bytes()
+    contract = contract_file.load(book, f"{op}.yaml")
     plan, interpreter = case.report.plan, lane.startswith("interpret")
     found = {}
-    for job in (job for job in plan.jobs if job.lane == lane):
+    for job in (job for job in plan.jobs if job.lane == lane and (not text or job.op == op)):
         cells = []
         for cell in find_cells(contract, job.cells):
             arm = {"rms": 1e-8, "max_abs": 1e-7, "tail": 0.0, "slope": 0.0}

@@ -124,7 +124,7 @@ def test_shadow_reacts_once(stage: Stage) -> None:
     for _ in range(3):
         stage.say(pull, "stranger", "/fla-bot help")
     stage.settle()
-    # Without an App the ledger is in our comment, which shadow mode does not write.
+    # Without an App the ledger is in our comment, which shadow mode writes only for machines.
     assert len(reactions(stage)) == (3 if stage.has_app else 0)
     before = len(stage.github.log)
     stage.reap(pull)

@@ -15,7 +15,7 @@ from tests.github.model import run_model
 
 @pytest.mark.parametrize("app", [True, False], ids=["app", "token"])
 def test_model(base: Case, app: bool) -> None:
-    run_model(base, app=app, examples=12, steps=14)
+    run_model(base, app=app, examples=7, steps=14)
 
 
 @pytest.mark.fuzz

@@ -13,14 +13,16 @@ import pytest
 from hypothesis import Phase
 
 import bot.github.decide
+import bot.github.executor
 import bot.github.lanes
 import bot.github.reader
 import bot.github.reconcile
 from bot.github import approvals
-from bot.github.case import Case
+from bot.github.case import Case, LaneResult
 from bot.github.commands import Command
 from bot.github.lanes import Lanes
 from bot.github.reconcile import Reconciler
+from bot.github.rows import gathered as real_gathered
 from bot.github.rows import lane_rows as real_rows
 from bot.github.situation import Decision, Entry, Situation
 from bot.model import Row, Verdict
@@ -99,14 +101,39 @@ def base_changes_in_silence(patch: Patch) -> None:
     patch.setattr(Reconciler, "_put", put)
 
 
+def words_are_for_any_head(patch: Patch) -> None:
+    """A waiver counts for the head that is there when it is heard."""
+    patch.setattr(approvals, "_is_early", lambda *_: "")
+
+
+def ended_runs_are_forgotten(patch: Patch) -> None:
+    """What a run has found does not count once somebody has ended it."""
+    patch.setattr(bot.github.executor, "only_fails", lambda _: None)
+
+
+def the_next_head_knows_no_fail(patch: Patch) -> None:
+    """Each pass on an earlier head counts again, whatever became of that job later."""
+
+    def gathered(results: Sequence[LaneResult], keys: Any = None) -> list[LaneResult]:
+        rows = [[r for r in item.rows if r.verdict is not Verdict.FAIL] for item in results]
+        told = [item.model_copy(update={"rows": kept})
+                for item, kept in zip(results, rows, strict=True)]  # fmt: skip
+        return real_gathered(told, keys)
+
+    patch.setattr(bot.github.lanes, "gathered", gathered)
+
+
 BUGS: dict[Callable[[Patch], None], str] = {
     approvals_of_any_head: "code runs without a word for it",
     waiting_is_passed: "green without proof",
     comment_is_not_searched: "two comments",
     nothing_is_reaped: "it waits for ever",
     forgeries_are_believed: "a forgery is not told",
-    red_is_run_away_from: "green without proof",
+    red_is_run_away_from: "green over a fail",
     base_changes_in_silence: "green for the old base and for the new one",
+    words_are_for_any_head: "green over a fail",
+    ended_runs_are_forgotten: "green over a fail",
+    the_next_head_knows_no_fail: "green over a fail",
 }
 
 

@@ -22,13 +22,14 @@ LANE = "benchmark:sm90"
 
 
 class Reruns:
-    """One row of one job, run again and again; the ledger is a list of results."""
+    """One row of one job, run again and again; the ledger gives the newest result first."""
 
     def __init__(self, folder: Path) -> None:
         oid = "0" * 40
         ends = {"base": oid, "head": oid, "merge_base": oid, "trusted": oid}
         self.plan = Plan(**ends, jobs=[job(NAME, lane=LANE)], packs=[], judges="", hash="p")
         self.folder, self.results = folder, list[LaneResult]()
+        self.earlier: list[LaneResult] = []  # of other heads
 
     def run(self, *given: Any, spread: float = 0.001, **changes: Any) -> Verdict:
         rows = [
@@ -37,9 +38,10 @@ class Reruns:
         evidence_file.write(self.folder, evidence(rows, **changes))
         report = SimpleNamespace(plan=self.plan)
         case = SimpleNamespace(report=report, policy=policy(), anchors={})
-        runs = [SimpleNamespace(result=result) for result in self.results]
+        runs = [SimpleNamespace(result=result) for result in reversed(self.results)]
         name = RowId(number=1, head="0" * 40, plan="p", lane=LANE, nonce=0)
-        ticket = Ticket(name, case, runs[0] if runs else None, runs)  # type: ignore[arg-type]
+        first = runs[0] if runs else None
+        ticket = Ticket(name, case, first, runs, self.earlier)  # type: ignore[arg-type]
         self.results.append(judge_lane(None, ticket, 1, self.folder))  # type: ignore[arg-type]
         return self.results[-1].verdict
 

@@ -527,10 +527,8 @@ def test_queue_workflow_edited_by_the_pull_request_makes_nothing_green(
     gated.reap()
     gated.settle()
     assert gated.verdict(head) != "success" or (earned and not forged)
-    # What has failed is measured again, in the group itself.
-    assert len(gated.runs()) == (0 if earned else 2)
-    for run in gated.runs():
-        gated.execute(run, rms=0.5)
+    # What has failed on the pull request's own head has failed here, where the job is the same.
+    assert gated.runs() == []
     assert gated.verdict(head) == ("success" if earned and not forged else "failure")
     assert world.satisfied("main", head) is (earned and not forged)
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from bot.github.due import only_words
 from bot.github.ledger import PREVIEW
 from bot.github.records import File
-from bot.github.validate import _only_words
 from tests.github.stage import AWAITED, BOOKS, RUNNING, WORKFLOWS, Stage
 from tests.github.test_trust import CONTRACT, branch, merged
 from tests.github.world import Actor, Pull
@@ -206,7 +206,7 @@ LATIN = "# -*- coding: latin-1 -*-"
 )
 def test_comment_that_says_how_a_file_is_read(patch: str, *, words: bool) -> None:
     file = File(filename="fla/a.py", status="modified", sha="0" * 40, patch=patch)
-    assert _only_words(file) is words
+    assert only_words(file) is words
 
 
 def test_plan_of_a_merge_group_waits_for_the_writers_of_its_pull_request() -> None:

@@ -60,8 +60,10 @@ def merged(stage: Stage, pull: Pull, onto: str) -> str:
     git("merge", "--quiet", "--no-ff", "--message=merge", pull.sha)
     head = git("rev-parse", "HEAD")
     git("switch", "--quiet", "main")
-    files = {**stage.world.commits[onto].files, **stage.world.commits[pull.sha].files}
-    stage.world.commit(dict(files), onto, sha=head)
+    names = {*stage.world.commits[onto].files, *stage.world.commits[pull.sha].files}
+    there = names & {*git("ls-tree", "-r", "--name-only", head).splitlines()}
+    texts = {name: f"{git('show', f'{head}:{name}')}\n".encode() for name in sorted(there)}
+    stage.world.commit(texts, onto, sha=head)
     return head
 
 

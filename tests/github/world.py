@@ -27,6 +27,7 @@ RERUN_DAYS = 30
 # docs, REST checks guide: GitHub marks a check run stale that is incomplete for 14 days.
 STALE_DAYS = 14
 STATUSES_PER_CONTEXT = 1000  # spec repos/create-commit-status
+MAX_DESCRIPTION = 140  # issue zalando/zappr#378
 TOKEN_LIFE = timedelta(hours=1)  # spec apps/create-installation-access-token
 JOB_TOKEN_LIFE = timedelta(hours=24)  # docs, GITHUB_TOKEN: ends with the job, 24 h at most
 ARTIFACT_LIFE = timedelta(days=90)  # docs: default retention
@@ -107,6 +108,17 @@ class Pull:
     computed: bool = False
     labels: list[str] = field(default_factory=list)
     before: str = ""
+
+
+@dataclass
+class ForcePush:
+    """A push to the head of a pull request that threw commits away."""
+
+    id: int
+    number: int
+    actor: Actor
+    sha: str
+    created_at: datetime
 
 
 @dataclass
@@ -300,6 +312,7 @@ class World:
         self.pulls: dict[int, Pull] = {}
         self.comments: dict[int, Comment] = {}
         self.reactions: dict[int, Reaction] = {}
+        self.force_pushes: list[ForcePush] = []
         self.suites: list[Suite] = []
         self.checks: dict[int, Check] = {}
         self.statuses: list[Status] = []
@@ -458,6 +471,11 @@ class World:
         self.emit("push", "", who, (key, sha))
         for pull in self.pulls.values():
             if pull.state == "open" and (pull.owner, pull.head) == key:
+                if pull.sha not in self.ancestors(sha):
+                    # Docs, "Issue event types": head_ref_force_pushed, also listed for issues.
+                    self.force_pushes.append(
+                        ForcePush(self.next_id(), pull.number, who, sha, self.now)
+                    )
                 pull.before, pull.sha = pull.sha, sha
                 pull.computed, pull.updated_at = False, self.now
                 self.emit("pull_request", "synchronize", who, pull)
@@ -764,6 +782,12 @@ class World:
         known = [item for item in self.statuses if (item.sha, item.context) == (sha, context)]
         if len(known) >= STATUSES_PER_CONTEXT:
             raise Refusal(422, "This SHA and context has reached the maximum number of statuses.")
+        words = body.get("description") or ""
+        if any(character > "\uffff" for character in words):
+            # issue ouzi-dev/commit-status-updater#526
+            raise Refusal(422, "Validation Failed: description doesn't accept 4-byte Unicode")
+        if len(words) > MAX_DESCRIPTION:
+            raise Refusal(422, "Validation Failed: description is too long (maximum is 140)")
         status = Status(
             self.next_id(),
             sha,
