@@ -40,7 +40,7 @@ from bot.github.situation import (
     Part,
     Situation,
 )
-from bot.model import digest
+from bot.model import Verdict, digest
 
 __all__ = ["Reader"]
 
@@ -277,7 +277,7 @@ class Reader:
         else:
             views = self._of_earlier()
             known = [(tuple(view.entries), view.standings.get(self.number)) for view in views]
-            known += [(tuple(view.entries), None) for view in self._of_outlived()]
+            known += [(self._untold(view), None) for view in self._of_outlived()]
         # The oldest first: where there is no room for all fails, the newest are kept.
         found = [result for _, standing in known if standing for result in standing.reused]
         for entries, _ in reversed(known):
@@ -297,22 +297,27 @@ class Reader:
         return self._earlier_views
 
     def _outlived(self) -> list[Case]:
-        """Plans of other heads that had runs when anybody last looked."""
-        if self.group is not None:
-            return []
+        """Plans of other heads whose runs have ended since anybody looked."""
+        kept = [plan for item in self._known() for plan in item.plans] if not self.group else []
         known = {self.pull.head.sha, *self.earlier}
-        standings = self._remembered([self.view, *self._of_earlier()])
-        return [plan for item in standings for plan in item.plans if plan.head not in known]
+        plans = [plan for plan in kept if plan.head not in known]
+        runs = traffic(self.all_runs(), self.us).open_runs() if plans else []
+        work = {run.row.head for run in runs if run.row.number == self.number}
+        return [plan for plan in plans if plan.head not in work]
 
     def _of_outlived(self) -> list[View]:
         """The ledgers of those heads: whoever had to tell the present one may have died of it."""
         plans, views = self._outlived(), list[View]()
-        if plans:
-            self.all_runs()  # what ends after that is looked for again
         for head in dict.fromkeys(plan.head for plan in plans):
             with suppress(NotFound, Refused):
                 views.append(self.owner.ledger.read(head, self.number, self.stored, plans))
         return views
+
+    def _untold(self, view: View) -> tuple[Entry, ...]:
+        """Rows of such a head without those whose fail is known; statuses hold less of it."""
+        known = (item for standing in self._known() for item in standing.reused)
+        told = {item.row for item in known if item.verdict is Verdict.FAIL}
+        return tuple(entry for entry in view.entries if str(entry.id) not in told)
 
     def _last_forced(self) -> int:
         """The last forced push; it is not known where the head has moved while we looked."""

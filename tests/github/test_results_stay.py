@@ -166,6 +166,20 @@ def test_fail_of_an_earlier_head_outlives_a_bot_that_is_switched_off(stage: Stag
     assert stage.ready(pull) == "failure"
 
 
+def test_fail_that_was_told_on_the_next_head_is_of_one_job_only(stage: Stage) -> None:
+    pull = two_ops(stage)
+    runs = stage.runs()
+    begin(stage, runs)
+    found = {run.id: both(stage, pull, run, WRONG, RIGHT) for run in runs}
+    stage.push(pull, MORE)
+    stage.settle()
+    end(stage, runs, found)
+    for _ in range(2):
+        stage.reap(pull)
+        fails = [row.op for item in stage.standing(pull).reused for row in item.rows]
+        assert set(fails) == {"l2norm"}
+
+
 def test_fail_that_comes_late_counts_on_the_next_head(stage: Stage) -> None:
     pull, runs, found = measured(stage, WRONG)
     stage.push(pull, MORE)
