@@ -20,7 +20,7 @@ from bot.statistics import UNIFORM, allowance, settled
 from bot.wire import ROUNDING
 
 __all__ = [
-    "CHANCE", "FURTHER", "Limits", "Measure", "fault", "is_open", "is_over", "limits", "measures",
+    "CHANCE", "FURTHER", "Limits", "Measure", "is_open", "is_over", "limits", "measures",
     "standing",
 ]  # fmt: skip
 
@@ -117,12 +117,6 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
         text = "error {value:.3g}, limit {limit:.3g} by what was once accepted"
         add("anchor", head.rms, limit, (), text)
     return found
-
-
-def fault(figures: OutputFigures, known: Limits) -> str | None:
-    """The first figure of an output that is over its limit, as a reason."""
-    over = next((measure for measure in measures(figures, known) if not measure.holds), None)
-    return _said(figures, over, known) if over is not None else None
 
 
 def standing(draws: Sequence[Draw], known: Limits) -> tuple[Draw, str] | None:

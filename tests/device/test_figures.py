@@ -11,8 +11,8 @@ import torch
 
 from bot.cells import Result
 from bot.device.figures import compare
-from bot.evidence import HUGE, OutputFigures
-from bot.judge.limits import Limits, fault, measures
+from bot.evidence import HUGE, Draw, OutputFigures
+from bot.judge.limits import Limits, measures, standing
 from bot.policy import Margins
 from tests.device import emulation
 from tests.device.emulation import Inputs, Tensor
@@ -118,6 +118,12 @@ def noisy(true: Tensor, size: float) -> Tensor:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+def fault(found: OutputFigures, known: Limits) -> str | None:
+    """Why one draw of one output is red, None if it is not."""
+    over = standing([Draw(seed=0, secret=True, outputs=[found])], known)
+    return over[1] if over else None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

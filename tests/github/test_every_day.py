@@ -13,6 +13,7 @@ from tests.github.test_results_stay import (
     begin,
     both,
     lane,
+    measure_again,
     push_back,
     two_ops,
 )
@@ -83,10 +84,7 @@ def test_job_that_was_lost_beside_a_fail_can_be_run_again(stage: Stage) -> None:
     stage.settle()
     stage.say(pull, "alice", "/fla-bot rerun")
     stage.settle()
-    (run,) = stage.runs()
-    begin(stage, [run])
-    stage.publish(run, both(stage, pull, run, RIGHT, RIGHT))
-    stage.world.finish(run)
+    measure_again(stage, pull, RIGHT)
     stage.settle()
     assert stage.ready(pull) == "success"  # by the waiver: the fail stands
 

@@ -44,6 +44,16 @@ def waive(stage: Stage, pull: Pull, names: list[str]) -> list[int]:
     ]
 
 
+def leave_and_come_back(stage: Stage, pull: Pull) -> None:
+    """Notes are pushed, and minutes later the head that was there is forced back."""
+    first = pull.sha
+    stage.push(pull, NOTES)
+    stage.settle()
+    stage.world.advance(minutes=5)
+    force(stage, pull, first)
+    stage.settle()
+
+
 def news(stage: Stage) -> list[Event]:
     """What GitHub tells of pull requests; the rest is still to come."""
     taken = stage.world.take_events()
@@ -99,12 +109,8 @@ def test_waiver_that_is_read_after_the_head_was_pushed_back(stage: Stage, told: 
 
 def test_waiver_typed_after_the_head_came_back_counts(gated: Stage) -> None:
     pull = red(gated)
-    first, names = pull.sha, jobs(gated, pull)
-    gated.push(pull, NOTES)
-    gated.settle()
-    gated.world.advance(minutes=5)
-    force(gated, pull, first)
-    gated.settle()
+    names = jobs(gated, pull)
+    leave_and_come_back(gated, pull)
     gated.world.advance(minutes=5)
     waive(gated, pull, names)
     gated.settle()
@@ -130,16 +136,11 @@ def test_push_that_is_told_twice_makes_no_word_void(gated: Stage) -> None:
 
 def test_waiver_holds_when_its_head_comes_back(gated: Stage) -> None:
     pull = red(gated)
-    first = pull.sha
     gated.world.advance(minutes=5)
     waive(gated, pull, jobs(gated, pull))
     gated.settle()
     assert gated.ready(pull) == "success"
-    gated.push(pull, NOTES)
-    gated.settle()
-    gated.world.advance(minutes=5)
-    force(gated, pull, first)
-    gated.settle()
+    leave_and_come_back(gated, pull)
     assert gated.ready(pull) == "success"
 
 
