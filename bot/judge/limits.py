@@ -74,7 +74,8 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
     """All figures of an output beside their limits; those that say where to look come first.
 
     Ratios of two errors scatter where they are taken over few numbers, by an allowance that the
-    figures of tiles and rows have in them already. The contract's budget has none.
+    figures of tiles and rows have in them already. The contract's budget has none, but is no less
+    than what rounding the exact result may come to: no kernel can do better.
     """
     name, head, base = figures.name, figures.head, figures.base
     result, margins = known.results[name], known.margins
@@ -88,7 +89,8 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
     def add(kind: str, value: float, limit: float, at: Sequence[int], text: str) -> None:
         found.append(Measure(kind, value, limit, at, text))
 
-    cap = -1.0 if budget is None else budget
+    few = allowance(min(count, figures.effective or count))
+    cap = -1.0 if budget is None else max(budget, rounding * min(1.0, few * UNIFORM))
     add("budget", head.rms, cap, (), "rms error {value:.3g}, limit {limit:.3g}")
     text = "{value:.3g}x the merge base's error, limit {limit:.3g}x"
     add("tile", figures.worst_tile, margins.tile, figures.worst_at, text)
@@ -100,7 +102,6 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
         )
         text = "one element is {value:.3g} half roundings off, limit {limit:.3g}"
         add("tail", head.tail, limit, figures.tail_at, text)
-    few = allowance(min(count, figures.effective or count))
     limit = margins.rms * few * max(base.rms, least)
     rows = allowance(count // max(1, result.shape[-1] if result.shape else 1))
     limit = max(limit, min(COMMON, margins.rms * rows * base.rms))
