@@ -12,7 +12,7 @@ from itertools import combinations, product
 from math import prod
 from typing import Any
 
-from bot.contract import DTYPES, FAMILIES, WORDS, Arg, Contract, Dtype, EntryPoint, Output, Plain
+from bot.contract import DTYPES, FAMILIES, WORDS, Arg, Contract, EntryPoint, Output, Plain
 from bot.errors import UserError
 from bot.expression import Expression, ExpressionError, expression
 from bot.model import Cell
@@ -30,6 +30,7 @@ __all__ = [
     "complete",
     "fits_lane",
     "layout",
+    "letters_of",
     "public_seed",
     "remember",
     "row_major",
@@ -317,9 +318,7 @@ def _build(point: EntryPoint, cell: Cell, variables: dict[str, Any], seed: int) 
         outputs=tuple(result for result in results if result.name in returned),
         written=tuple(r for r in results if r.name in written and plain.get(r.name, r) is r),
         gradients=tuple(
-            _gradient(point, tensor, variables["dtype"])
-            for tensor in tensors
-            if tensor.requires_grad
+            _gradient(point, tensor, variables) for tensor in tensors if tensor.requires_grad
         ),
         inference=bool(variables.get("inference", False)),
         seed=seed,
@@ -333,19 +332,25 @@ def _result(output: Output, variables: Mapping[str, Any]) -> Result:
         name=output.name,
         shape=_shape(output.dims, variables),
         dtype=_word(output.dtype, variables, DTYPES, "dtype"),
-        tile=tuple(output.tile.get(letter, 0) for letter in output.dims),
+        tile=tuple(output.tile.get(letter, 0) for letter in letters_of(output.dims, variables)),
         present=not alias and bool(expression(output.present)(variables)),
         alias=alias,
         budget=output.budget.get(variables["dtype"]),
     )
 
 
+def letters_of(dims: Sequence[str], variables: Mapping[str, Any]) -> list[str]:
+    """The letters of the axes that a tensor has: one whose size is None is left out."""
+    return [letter for letter in dims if variables[letter] is not None]
+
+
 def _shape(dims: list[str], variables: Mapping[str, Any]) -> tuple[int, ...]:
-    for letter in dims:
+    letters = letters_of(dims, variables)
+    for letter in letters:
         size = variables[letter]
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise ExpressionError(f"axis letter `{letter}` is {size!r}, not a size")
-    return tuple(variables[letter] for letter in dims)
+    return tuple(variables[letter] for letter in letters)
 
 
 def _word(text: str, variables: Mapping[str, Any], known: tuple[str, ...], what: str) -> str:
@@ -397,13 +402,12 @@ def layout(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     raise ExpressionError(f"unknown layout `{name}` for {len(shape)} axes")
 
 
-def _gradient(point: EntryPoint, tensor: TensorArg, dtype: Dtype) -> Result:
+def _gradient(point: EntryPoint, tensor: TensorArg, variables: Mapping[str, Any]) -> Result:
     spec, dims = point.gradients[tensor.name], point.args[tensor.name].dims
     assert dims is not None
-    tile = tuple(spec.tile.get(letter, 0) for letter in dims)
-    return Result(
-        f"d{tensor.name}", tensor.shape, tensor.dtype, tile, budget=spec.budget.get(dtype)
-    )
+    tile = tuple(spec.tile.get(letter, 0) for letter in letters_of(dims, variables))
+    budget = spec.budget.get(variables["dtype"])
+    return Result(f"d{tensor.name}", tensor.shape, tensor.dtype, tile, budget=budget)
 
 
 def axis_values(

@@ -61,9 +61,9 @@ Open = Literal["reference", "args", "outputs", "axes", "lanes", "signature", "bu
 class Arg(Strict):
     """An argument: a tensor (`dims`) or a plain value (`value`). Texts are expressions.
 
-    `content`: the tensor's elements, for index tensors. `constant`: the same object may be passed
-    to every call. `written`: changed in place, and then compared like an output. `host`: stays in
-    the host's memory.
+    `dims`: letters; an axis whose letter is None is not there. `content`: the tensor's elements,
+    for index tensors. `constant`: the same object may be passed to every call. `written`: changed
+    in place, and then compared like an output. `host`: stays in the host's memory.
     """
 
     dims: list[Identifier] | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bot.cells import Call, Result, TensorArg, call, cell_variables
+from bot.cells import Call, Result, TensorArg, call, cell_variables, letters_of
 from bot.contract import PROPERTIES, Contract, EntryPoint, Plain, Property
 from bot.device.arm import DTYPES, Arena, arena
 from bot.device.inputs import draw
@@ -368,9 +368,9 @@ class Derivation:
         """The letters of an argument, an output or a gradient."""
         for output in self.point.outputs:
             if output.name == name:
-                return output.dims
+                return letters_of(output.dims, self.known)
         spec = self.point.args.get(name) or self.point.args[name.removeprefix("d")]
-        return spec.dims or []
+        return letters_of(spec.dims or [], self.known)
 
     def _axis(self, name: str, letter: str) -> int | None:
         dims = self._dims(name)

@@ -49,6 +49,23 @@ def test_a_built_call_satisfies_its_own_predicates(contract: Contract) -> None:
             assert axis == "values" or found[axis] == [value], (cell.id, axis)
 
 
+def test_axis_whose_letter_is_none_is_not_there(contract_text: bytes) -> None:
+    """A table of slots has a second axis in some calls only; so may a result and its gradient."""
+    text = contract_text.replace(b"dims: [B, T, H, D]", b"dims: [B, T, H, D, P]")
+    text = text.replace(b"backward: false, ", b"backward: false, P: null, ")
+    text = text.replace(b"d64: {set: {D: 64}", b"d64: {set: {D: 64, P: 2}")
+    contract = load(text.replace(b"H: 1}}", b"H: 1, P: 1}}"), "contracts/l2norm.yaml")
+    ranks = set()
+    for cell in cells(contract, "l2norm"):
+        built = call(contract, cell, 1)
+        rank = 5 if dict(cell.values)["width"] == "d64" else 4
+        found = [built.tensors[0], *built.results]
+        assert {len(one.shape) for one in found} == {rank}, cell.id
+        assert {len(one.tile) for one in built.results} == {rank}, cell.id
+        ranks.add(rank)
+    assert ranks == {4, 5}
+
+
 def test_seed_fixes_the_values_and_nothing_else(contract: Contract) -> None:
     cell = cells(contract, "l2norm")[0]
     one, same, other = (call(contract, cell, seed) for seed in (1, 1, 2))

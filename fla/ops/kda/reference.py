@@ -194,21 +194,46 @@ def reference_fused_recurrent_kda_fwd(
 
     Sequence n owns slot `ssm_state_indices[n]` of the pool `initial_state`, or slot n. In place,
     the last state goes into that slot and the pool itself is the second result.
+
+    With num_accepted_tokens the slots of a sequence are a row `[tokens]`: it begins with the state
+    of the last accepted token, and each token's state goes into the token's slot, in place.
     """
-    if num_accepted_tokens is not None:
-        raise NotImplementedError("num_accepted_tokens: expected None")
     slots = slice(None) if ssm_state_indices is None else ssm_state_indices.long()
-    states = None if initial_state is None else initial_state[slots]
-    o, final = reference_fused_recurrent_kda(
-        q, k, v, g, beta, A_log, dt_bias, scale, states, True, use_qk_l2norm_in_kernel,
-        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound,
-        state_v_first, cu_seqlens,
+    first = slots
+    if num_accepted_tokens is not None:
+        first = slots.gather(1, num_accepted_tokens.long()[:, None] - 1)[:, 0]
+    states = None if initial_state is None else initial_state[first]
+    q, k, g, beta = _operands(
+        q, k, g, beta, A_log, dt_bias, lower_bound, norm=use_qk_l2norm_in_kernel,
+        gate=use_gate_in_kernel, sigmoid=use_beta_sigmoid_in_kernel, negative=allow_neg_eigval,
     )  # fmt: skip
+    every = num_accepted_tokens is not None and inplace_final_state
+    length = 1 if every else max(1, q.shape[1])
+    o, final, before = _scan(
+        q, k, v, g, beta, scale, states, cu_seqlens, length, v_first=state_v_first
+    )
     if out is not None:
         o = out.copy_(o)
     if not inplace_final_state:
         return o, final if output_final_state else None
     if initial_state is None:
         raise ValueError("initial_state: expected a pool under inplace_final_state, got None")
-    initial_state[slots] = final.to(initial_state.dtype)
+    if every:
+        _write_every(initial_state, slots, before, final, cu_seqlens)
+    else:
+        initial_state[slots] = final.to(initial_state.dtype)
     return o, initial_state
+
+
+def _write_every(
+    pool: Tensor, slots: Tensor, before: Tensor, final: Tensor, cu_seqlens: Tensor | None
+) -> None:
+    """The state after each token into the token's slot; a slot below zero is nobody's."""
+    tokens = before.shape[1]
+    ends = [0, tokens] if cu_seqlens is None else cu_seqlens.tolist()
+    for n, row in enumerate(slots):
+        batch, (start, end) = (n, ends) if cu_seqlens is None else (0, ends[n : n + 2])
+        after = [*before[batch, start + 1 : end], final[n]]
+        for slot, state in zip(row[: end - start].tolist(), after, strict=False):
+            if slot >= 0:
+                pool[slot] = state.to(pool.dtype)
