@@ -98,7 +98,7 @@ def _checked(
 ) -> Hint:
     """A plan that may be acted on, or what is wrong with it; neither if it must be made anew."""
     # Which bot plans is our own knowledge: whoever read the change has no say in it.
-    bot = environment.get("GITHUB_WORKFLOW_SHA", "")
+    bot = environment.get("FLA_BOT_COMMIT", "")
     case = case.model_copy(update={"bot": bot, "code": reconciler.code})
     try:
         return Hint(fresh=validated(reconciler, case, found.texts))

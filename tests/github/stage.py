@@ -225,7 +225,7 @@ class Stage:
             "HOME": str(self.folder),
             "GITHUB_REPOSITORY": self.world.full_name,
             "GITHUB_API_URL": self.github.url,
-            "GITHUB_WORKFLOW_SHA": self.workflow_sha,
+            "FLA_BOT_COMMIT": self.workflow_sha,
             "GITHUB_TOKEN": token,
             "FLA_BOT": self.mode,
             "FLA_BOT_APP_ID": str(self.app.id) if self.app else "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -217,7 +218,7 @@ def _no_expression_reaches_a_shell(files: Files) -> Iterator[str]:
 # Nothing that a pull request, a comment or a branch name can choose is among these.
 EXPRESSIONS = {
     "fromJSON(needs.due.outputs.pulls || '[]')", "fromJSON(needs.gate.outputs.runs_on)",
-    "fromJSON(needs.gate.outputs.timeout_minutes)", "github.action_path",
+    "fromJSON(needs.gate.outputs.timeout_minutes)", "github.action_path", "github.workflow_sha",
     "github.base_ref && format('origin/{0}', github.base_ref) || ''", "github.ref", "github.token",
     "github.event.pull_request.number || github.event.issue.number || inputs.pr || "
     "needs.scope.outputs.pr || format('queue-{0}', github.event.workflow_run.head_branch)",
@@ -285,7 +286,10 @@ def _checkouts_keep_no_token_and_take_no_head(files: Files) -> Iterator[str]:
             given = step.get("with", {})
             if given.get("persist-credentials") is not False or given.get("ref") not in allowed:
                 yield place
-            if not given.keys() <= {"persist-credentials", "ref", "fetch-depth", "path"}:
+            if given.get("repository", REPOSITORY) != REPOSITORY:
+                yield place
+            known = {"persist-credentials", "repository", "ref", "fetch-depth", "path"}
+            if not given.keys() <= known:
                 yield place
             if place == f"{EXECUTOR}: lane":
                 yield place
@@ -589,8 +593,10 @@ def _publish_reads_one_artifact_of_its_own_run(files: Files) -> Iterator[str]:
         extra = {"if-no-files-found", "retention-days"} if "upload" in uses else set()
         if given.get("name") not in names or given.keys() - extra != {"name", "path"}:
             yield place
-    bot = job(files, EXECUTOR, "publish")["steps"][0]["with"].get("ref")
-    if bot != "${{ needs.gate.outputs.bot || github.workflow_sha }}":
+    bot = job(files, EXECUTOR, "publish")["steps"][0]["with"]
+    # The workflow may be a copy in another repository: the bot's commits are in its own.
+    where = (bot.get("repository"), bot.get("ref"))
+    if where != (REPOSITORY, "${{ needs.gate.outputs.bot || github.workflow_sha }}"):
         yield "the plan's bot"
 
 
@@ -746,3 +752,31 @@ def test_another_repository_needs_five_lines() -> None:
     assert len(block[1].splitlines()) == 5
     assert [re.sub("@.*", "", step["uses"]) for step in steps] == ["actions/checkout", REPOSITORY]
     assert steps[0]["with"] == {"fetch-depth": 0, "persist-credentials": False}
+
+
+def test_adopting_pins_the_bot_to_a_commit_of_its_own(tmp_path: Path) -> None:
+    """The manual's lines, run on copies: no commit of the adopting repository is taken for ours."""
+    manual = (ROOT / "docs/adopt.md").read_text()
+    lines = re.findall(r"`(sed -i .*\.github/workflows/fla-bot\*\.yml)`", manual)
+    assert lines
+    folder = tmp_path / ".github/workflows"
+    folder.mkdir(parents=True)
+    for name in (PLANNER, EXECUTOR, QUEUE):
+        shutil.copy(ROOT / ".github/workflows" / name, folder)
+    commit = "c" * 40
+    for line in lines:
+        told = line.replace("OWNER/NAME", "octo-org/kernels").replace("COMMIT", commit)
+        subprocess.run(["bash", "-c", told], cwd=tmp_path, check=True)
+    text = "".join(path.read_text() for path in folder.iterdir())
+    assert "github.repository == 'fla-org" not in text
+    assert "$/" not in text
+    assert "workflow_sha" not in text
+    publish = yaml.safe_load((folder / EXECUTOR).read_text())["jobs"]["publish"]
+    checkout = publish["steps"][0]["with"]
+    assert checkout["repository"] == REPOSITORY
+    assert checkout["ref"] == f"${{{{ needs.gate.outputs.bot || '{commit}' }}}}"
+    planner = yaml.safe_load((folder / PLANNER).read_text())["jobs"]["plan"]
+    given = [step["env"]["FLA_BOT_COMMIT"] for step in planner["steps"] if "env" in step]
+    assert given == [f"${{{{ '{commit}' }}}}"]
+    done = _run("actionlint", *(str(path) for path in folder.iterdir()))
+    assert done.returncode == 0, done.stdout
