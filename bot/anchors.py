@@ -13,11 +13,13 @@ from bot.document import Strict
 from bot.errors import Fault, UserError
 from bot.model import Oid
 
-__all__ = ["FOLDER", "Anchors", "Measured", "load", "strictest"]
+__all__ = ["FOLDER", "Anchors", "Frozen", "Measured", "frozen", "load", "strictest"]
 
 FOLDER = "contracts/anchors"
 MAX_BYTES = 8 << 20
 Rms = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# By cell and output.
+Frozen = Mapping[str, Mapping[str, float]]
 
 
 class Measured(Strict):
@@ -52,6 +54,11 @@ def load(text: bytes, path: str, op: str) -> Anchors:
         message = f"`op` is `{found.op}`; the file's name says `{op}`"
         raise UserError(faults=[Fault(path, 0, 0, message)])
     return found
+
+
+def frozen(book: Anchors | None, lane: str) -> Frozen:
+    """The frozen errors of a lane's cells."""
+    return book.lanes[lane].cells if book and lane in book.lanes else {}
 
 
 def strictest(trusted: Anchors | None, proposed: Anchors | None) -> Anchors | None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bot import evidence
+from bot.anchors import frozen
 from bot.change import Repository
 from bot.check import Analysis, evidence_folder
 from bot.contract import Contract
@@ -174,7 +176,11 @@ def _run(
             progress=progress,
         )
     _need_references(repository, planned, books.contracts[job.op])
-    execute = run_benchmark if job.lane.startswith("benchmark:") else run_job
+    execute = (
+        run_benchmark
+        if job.lane.startswith("benchmark:")
+        else partial(run_job, frozen=frozen(books.anchors.get(job.op), job.lane))
+    )
     return execute(
         repository,
         planned,
@@ -283,6 +289,7 @@ def run_cells(
                 logs=Path(scratch) / "logs",
                 progress=progress,
                 keywords=_keywords(books, job.op),
+                frozen=frozen(books.anchors.get(job.op), job.lane),
                 seed=seed,
             )
         found.append((job, _seen(job, cells, evidence)))

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from bot.anchors import Frozen
 from bot.cells import call, public_seed
 from bot.contract import Contract
 from bot.device.arm import Arm
@@ -74,7 +75,9 @@ def main() -> None:
     rotation, number = Rotation(), order.get("configurations")
     margins = None if "seed" in order else Margins(**order["margins"])
     comparisons = [
-        Comparison(contract, order["device"], references, pair, margins, number, rotation)
+        Comparison(
+            contract, order["device"], references, pair, margins, number, rotation, order["frozen"]
+        )
         for pair in pairs
     ]
     share(comparisons, cells, lambda cell: _draws(order, cell))
@@ -187,6 +190,7 @@ class Comparison:
 
     `margins`: what decides whether a cell is drawn again, None where it never is.
     `configurations`: how many the source shows of an autotuner, on lanes that try each.
+    `frozen`: the anchors of its cells, by output.
     """
 
     contract: Contract
@@ -195,8 +199,9 @@ class Comparison:
     arms: Mapping[str, Arm]
     margins: Margins | None = None
     configurations: int | None = None
-    kernels: Kernels = field(init=False)
     rotation: Rotation = field(default_factory=Rotation)
+    frozen: Frozen = field(default_factory=dict)
+    kernels: Kernels = field(init=False)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
 
     def __post_init__(self) -> None:
@@ -286,7 +291,8 @@ class Comparison:
         none = Drawn([], Series(), drawn.base, drawn.is_kernel)
         if self.margins is None:
             return none
-        if not is_open(drawn.draws, limits(self.contract, cell, self.margins)):
+        known = limits(self.contract, cell, self.margins, self.frozen.get(cell.id))
+        if not is_open(drawn.draws, known):
             return none
         found = self.draw(cell, [(secrets.randbits(62), True) for _ in range(FURTHER)])
         told = found.head.outcome is not Outcome.RAN or found.is_kernel == drawn.is_kernel

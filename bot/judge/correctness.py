@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bot.anchors import Anchors
+from bot.anchors import Anchors, frozen
 from bot.cells import Result, call, complete, public_seed
 from bot.contract import PROPERTIES, Contract, Property
 from bot.evidence import (
@@ -21,7 +21,7 @@ from bot.evidence import (
     OutputFigures,
     RouteEvidence,
 )
-from bot.judge.limits import Limits, is_over, limits, standing
+from bot.judge.limits import Limits, cap, is_over, limits, standing
 from bot.judge.verdicts import Finding
 from bot.model import Cell, Job, Outcome, Verdict
 from bot.plan import find_cells
@@ -59,7 +59,7 @@ def judge(
     if strange:
         yield ("", Verdict.LOST, strange)
         return
-    known = anchors.lanes[job.lane].cells if anchors and job.lane in anchors.lanes else {}
+    known = frozen(anchors, job.lane)
     kernels: dict[str, list[KernelEvidence]] = {}
     for kernel in evidence.kernels:
         kernels.setdefault(kernel.cell, []).append(kernel)
@@ -187,6 +187,8 @@ class _Case:
         said = f"worst tile {worst.worst_tile:.3g}x in {worst.name}, rms {worst.head.rms:.2g}"
         if any(is_over(entry.draws, self.limits) for entry in found):
             said = f"{said}; a figure was over its limit in one draw and in no other"
+        if over := sorted({f.name for f in figures if f.head.rms > cap(f, self.limits)}):
+            said = f"{said}; the merge base is over the budget of {', '.join(over)}, too"
         unfit = list(dict.fromkeys(text for entry in found for text in entry.unfit))
         more = f" and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
         return f"{said}; unfit: {', '.join(unfit[:SHOWN])}{more}" if unfit else said

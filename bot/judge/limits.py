@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from bot.cells import Result, call
 from bot.contract import Contract
@@ -20,7 +21,7 @@ from bot.statistics import UNIFORM, allowance, settled
 from bot.wire import ROUNDING
 
 __all__ = [
-    "CHANCE", "FURTHER", "Limits", "Measure", "is_open", "is_over", "limits", "measures",
+    "CHANCE", "FURTHER", "Limits", "Measure", "cap", "is_open", "is_over", "limits", "measures",
     "standing",
 ]  # fmt: skip
 
@@ -74,14 +75,13 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
     """All figures of an output beside their limits; those that say where to look come first.
 
     Ratios of two errors scatter where they are taken over few numbers, by an allowance that the
-    figures of tiles and rows have in them already. The contract's budget has none, but is no less
-    than what rounding the exact result may come to: no kernel can do better.
+    figures of tiles and rows have in them already. The contract's budget has none. Where the merge
+    base is over it on the same inputs, nobody is to blame who is no worse: of an output that is a
+    small difference of large numbers, any kernel's error is large.
     """
     name, head, base = figures.name, figures.head, figures.base
     result, margins = known.results[name], known.margins
-    count = 1
-    for size in result.shape:
-        count *= size
+    count = prod(result.shape)
     chance, rounding, budget = allowance(count), ROUNDING[result.dtype], result.budget
     least = max(UNIFORM * rounding, settled(budget))
     found = []
@@ -90,8 +90,8 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
         found.append(Measure(kind, value, limit, at, text))
 
     few = allowance(min(count, figures.effective or count))
-    cap = -1.0 if budget is None else max(budget, rounding * min(1.0, few * UNIFORM))
-    add("budget", head.rms, cap, (), "rms error {value:.3g}, limit {limit:.3g}")
+    limit = base.rms if _is_hard(figures, known) else cap(figures, known)
+    add("budget", head.rms, limit, (), "rms error {value:.3g}, limit {limit:.3g}")
     text = "{value:.3g}x the merge base's error, limit {limit:.3g}x"
     add("tile", figures.worst_tile, margins.tile, figures.worst_at, text)
     if figures.worst_row is not None:
@@ -120,17 +120,36 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
     return found
 
 
+def cap(figures: OutputFigures, known: Limits) -> float:
+    """The contract's budget of an output; below zero where there is none.
+
+    It is no less than what rounding the exact result may come to: no kernel can do better.
+    """
+    result = known.results[figures.name]
+    if result.budget is None:
+        return -1.0
+    count = min(prod(result.shape), figures.effective or prod(result.shape))
+    return max(result.budget, ROUNDING[result.dtype] * min(1.0, allowance(count) * UNIFORM))
+
+
+def _is_hard(figures: OutputFigures, known: Limits) -> bool:
+    """Whether the merge base itself is over the budget on these inputs."""
+    return 0 <= cap(figures, known) < figures.base.rms < HUGE
+
+
 def standing(draws: Sequence[Draw], known: Limits) -> tuple[Draw, str] | None:
     """The first figure of a cell that is over its limit, by draw and reason, unless by chance.
 
     Two honest kernels round differently, and in some inputs few numbers decide a figure: one draw
     in thousands is a little over. What is wrong is over again when it is drawn again. So a ratio to
     the merge base's error counts as chance if it is over in one draw only, by less than CHANCE, and
-    holds in FURTHER secret draws beside it. The contract's caps leave nothing to chance, and where
-    one figure is no chance none is.
+    holds in FURTHER secret draws beside it. The contract's caps leave nothing to chance but where
+    the merge base is over them, too, and where one figure is no chance none is.
     """
     over = list(_over(draws, known))
-    if not over or (_may_all_be_chance(over) and all(_has_further(one, draws) for one in over)):
+    if not over or (
+        _may_all_be_chance(over, known) and all(_has_further(one, draws) for one in over)
+    ):
         return None
     draw, figures, measure = over[0]
     return draw, _said(figures, measure, known)
@@ -144,7 +163,7 @@ def is_over(draws: Sequence[Draw], known: Limits) -> bool:
 def is_open(draws: Sequence[Draw], known: Limits) -> bool:
     """Whether a figure is over its limit and FURTHER more draws can make that a chance."""
     over = list(_over(draws, known))
-    return bool(over) and _may_all_be_chance(over)
+    return bool(over) and _may_all_be_chance(over, known)
 
 
 _Over = tuple[Draw, OutputFigures, Measure]
@@ -158,12 +177,13 @@ def _over(draws: Sequence[Draw], known: Limits) -> Iterator[_Over]:
                     yield draw, figures, measure
 
 
-def _may_all_be_chance(over: Sequence[_Over]) -> bool:
+def _may_all_be_chance(over: Sequence[_Over], known: Limits) -> bool:
     """Whether each is close, and the only one of its kind among the draws."""
     counts = Counter((figures.name, measure.name) for _, figures, measure in over)
     return max(counts.values()) == 1 and all(
-        measure.name != "budget" and measure.value <= CHANCE * measure.limit
-        for _, _, measure in over
+        (measure.name != "budget" or _is_hard(figures, known))
+        and measure.value <= CHANCE * measure.limit
+        for _, figures, measure in over
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bot.anchors import Frozen
 from bot.change import Repository
 from bot.contract import Contract
 from bot.evidence import CellEvidence, Evidence, KernelEvidence, RouteEvidence
@@ -45,11 +46,13 @@ def run_job(
     logs: Path,
     progress: Progress,
     keywords: Keywords | None = None,
+    frozen: Frozen | None = None,
     seed: int | None = None,
 ) -> Evidence:
     """Evidence of a job; what the workers printed goes to files in `logs`.
 
     `keywords`: what head calls the arguments of a target, where that differs from the contract.
+    `frozen`: the errors that its cells must not exceed, which says what is drawn again.
     `seed`: the only draw of each cell, in place of a public and a secret one.
     """
     lane = policy.lanes[job.lane]
@@ -64,6 +67,7 @@ def run_job(
         try:
             order = _order(session, policy, contract, job)
             order |= {"plan": plan.hash, "keywords": keywords or {}}
+            order["frozen"] = {cell: dict((frozen or {}).get(cell, {})) for cell in job.cells}
             order |= {} if seed is None else {"seed": seed}
             if job.lane.startswith("configs:"):
                 counted = most_configurations(session.trees["head"])

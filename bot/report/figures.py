@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from bot.anchors import Anchors
+from bot.anchors import Anchors, frozen
 from bot.contract import Contract
 from bot.evidence import CellEvidence, Evidence, KernelEvidence, OutputFigures
 from bot.judge.correctness import OUTCOMES
@@ -34,9 +34,7 @@ def describe(
     evidence: Evidence, contract: Contract, policy: Policy, anchors: Anchors | None
 ) -> tuple[list[str], bool]:
     """Lines, those that explain the columns first, and whether every figure is within its limit."""
-    known: Mapping[str, Mapping[str, float]] = {}
-    if anchors is not None and evidence.lane in anchors.lanes:
-        known = anchors.lanes[evidence.lane].cells
+    known = frozen(anchors, evidence.lane)
     lines, good = list(_legend(evidence)), evidence.complete
     if not evidence.complete:
         lines.append(f"not complete: {evidence.note}")

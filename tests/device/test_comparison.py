@@ -135,3 +135,15 @@ def test_cell_is_drawn_again_where_that_would_tell(
     assert len({draw.seed for draw in found}) == draws
     said = iter([figures(tile, rms) for tile in tiles])
     assert len(drawn(None)) == 2  # as for a single seed, which stands for itself
+
+
+def test_frozen_error_that_is_exceeded_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = load((ROOT / "contracts/l2norm.yaml").read_bytes(), "l2norm")
+    cell = next(c for c in cells(contract, "l2norm") if "direction=forward" in c.id)
+    reference = contract.entry_points["l2norm"].reference
+    margins, arms = Margins(rms=100, tile=4.0, anchor=1.25), {"base": arm(0.25), "head": arm(0.5)}
+    for frozen, draws in (({cell.id: {"y": 1e-7}}, 5), ({}, 2)):
+        said = iter([figures(1, error) for error in (1e-8, 1.5e-7, 1e-8, 1e-8, 1e-8)])
+        monkeypatch.setattr(device, "compare", lambda *_, said=said: next(said))
+        both = Comparison(contract, "cpu", {reference: l2norm}, arms, margins, frozen=frozen)
+        assert len(both.cell(cell, [(3, False), (4, True)]).evidence.draws) == draws
