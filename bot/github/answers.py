@@ -4,11 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from bot.github.approvals import Said, edited, said
-from bot.github.case import Acceptance, Case, Reply, RowId, Standing
+from bot.github.approvals import (
+    LATER,
+    Said,
+    deciders,
+    digests,
+    edited,
+    may_order,
+    said,
+    shortfall,
+)
+from bot.github.case import Acceptance, Case, Grant, Reply, RowId, Standing
 from bot.github.holding import shown_since
 from bot.github.lanes import Lanes
 from bot.github.operate import is_queued
@@ -144,10 +153,20 @@ class Answers:
         known = {entry.id for entry in self.lanes.entries}
         due = [row for row in wanted if row in known or self.lanes.may_run_again(row.lane)]
         if not due:
-            text = "nothing to run again: only what was lost or not proven is, a fail stays a fail"
-            self._say(item, "-1", text)
+            self._say_nothing_runs(item, [row.lane for row in wanted])
             return
         self._ordered.append((item, due))
+
+    def _say_nothing_runs(self, item: Said, lanes: Sequence[str]) -> None:
+        """The answer where all is proven here: of a broken lane it is a word for merge groups."""
+        since = {lane: self.lanes.broken_since(lane) for lane in lanes}
+        mended = [lane for lane, at in since.items() if at and item.comment.created_at > at]
+        if mended and self.now.app:
+            text = f"nothing to run here; merge groups run {', '.join(mended)} again"
+            self._say(item, "+1", f"{text}: queue it again", counts=True)
+            return
+        text = "nothing to run again: only what was lost or not proven is, a fail stays a fail"
+        self._say(item, "-1", text)
 
     def started(self, back: Mapping[str, str]) -> None:
         """Answers to orders, now that their rows are open or held back, and why.
@@ -183,10 +202,9 @@ class Answers:
 
     def _no_runner(self, item: Said) -> str:
         """Why somebody may neither start nor end machines, or nothing."""
-        author, roles = self.pull.user.login if self.pull.user else "", self.case.approvals.run
-        if item.login != author and self.now.people.role(item.login) not in roles:
-            return f"only {', '.join(roles)} or the author may"
-        return ""
+        if may_order(self.pull, self.case, item.login, self.now.people):
+            return ""
+        return f"only {', '.join(self.case.approvals.run)} or the author may"
 
     def _cancel(self, item: Said) -> None:
         if refusal := self._no_runner(item):
@@ -205,14 +223,14 @@ class Answers:
 
     def words(
         self,
-        granted: Collection[int],
+        granted: Collection[Grant],
         accepted: Mapping[str, str],
         accepts: Collection[Acceptance],
         refused: Mapping[tuple[int, str], str],
     ) -> None:
         """Answers to what is no order: words that count or not, questions, misspelt lines.
 
-        `granted`: comments by which machines may run; `accepts`: words for digests; both recorded.
+        `granted`: words by which machines may run; `accepts`: words for digests; both recorded.
         """
         self.given += _plain(self.now, self.heard)
         for item in unanswered(self.now, self.heard):
@@ -225,16 +243,21 @@ class Answers:
                 reason = refused.get((item.comment.id, item.command.arguments[0]), "")
                 self._say(item, "-1" if reason else "+1", reason, counts=not reason)
 
-    def _approve(self, item: Said, granted: Collection[int]) -> None:
+    def _approve(self, item: Said, granted: Collection[Grant]) -> None:
         head = self.pull.head.sha
         if item.command.arguments != (head,):
             self._say(item, "-1", f"the head is another one; type /fla-bot approve {head}")
             return
-        roles = self.case.approvals.run
-        if item.comment.id not in granted or self.now.people.role(item.login) not in roles:
+        roles, found = self.case.approvals.run, {grant.comment: grant for grant in granted}
+        if self.now.people.role(item.login) not in roles:
             self._say(item, "-1", f"only {', '.join(roles)} may approve")
-            return
-        self._say(item, "+1", "", counts=True)
+        elif item.comment.id not in found:
+            self._say(item, "-1", LATER)
+        elif short := shortfall(self.pull, self.case, found[item.comment.id]):
+            # It reaches as far as what was shown when it was given.
+            self._say(item, "-1", f"{short}; for this plan type /fla-bot approve {head}")
+        else:
+            self._say(item, "+1", "", counts=True)
 
     def _accept(
         self, item: Said, accepted: Mapping[str, str], accepts: Collection[Acceptance]
@@ -254,6 +277,7 @@ class Answers:
             else:
                 self._say(item, "-1", text)
             return
-        allowed = ", ".join(self.case.approvals.accept)
-        text = f"only {allowed} or an owner of the contract may, and nobody who wrote or pushed it"
-        self._say(item, "-1", text)
+        op = digests(self.case).get(code, "")
+        allowed = deciders(self.case, self.case.approvals.accept, op)
+        why = self.now.people.barred(item.login)
+        self._say(item, "-1", why or f"only {allowed} may, and nobody who wrote or pushed it")

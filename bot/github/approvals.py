@@ -4,19 +4,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bot.github.case import Acceptance, Case, Grant, Standing, Waiver
+from bot.github.case import Acceptance, Case, Envelope, Grant, Standing, Waiver
 from bot.github.commands import Command, commands
 from bot.github.records import Comment, Pull
 from bot.model import ItemState
 
 __all__ = [
-    "Need", "People", "Said", "acceptances", "approval", "edited", "grants", "said", "waivers",
+    "LATER", "Need", "People", "Said", "acceptances", "approval", "beyond", "deciders", "digests",
+    "edited", "grants", "may_order", "said", "shortfall", "waivers",
 ]  # fmt: skip
 
 LATER = "it did not count when it was first seen; type it again"
+UNSURE = (
+    "nobody may: there are too many commits or pushers to know who wrote it; squash it, and if "
+    "that is not enough, open another pull request"
+)
 MAX_COMMITS = 250  # GitHub lists no more: with more, who wrote them is not known
 
 
@@ -50,11 +55,13 @@ class People:
             raise Need("role", login)
         return self.roles[login]
 
-    def is_author(self, login: str) -> bool:
-        """Whether an account wrote, committed or pushed some of the head; yes if unknown."""
+    def barred(self, login: str) -> str:
+        """Why an account may not judge the head: it had a hand in it, or may have had."""
         if self.authors is None:
             raise Need("authors")
-        return login.lower() in self.authors or "?" in self.authors
+        if login.lower() in self.authors:
+            return "who wrote or pushed the change may not"
+        return UNSURE if "?" in self.authors else ""
 
 
 def said(comments: Collection[Comment], us: str) -> list[Said]:
@@ -135,19 +142,53 @@ def approval(
     """The word by which machines may run this plan now, or why there is none."""
     why = ""
     for grant in found:
-        if grant.edited:
-            why = f"the approval in comment {grant.comment} was edited; type it again"
-        elif grant.base_ref != pull.base.ref:
-            why = f"the approval was for the branch {grant.base_ref}"
-        elif grant.comment == 0 and case.sensitive:
-            why = "the change touches what judges, builds or installs"
-        elif not grant.envelope.covers(case.envelope()):
-            why = "the plan has grown since it was approved"
-        elif people.role(grant.login) not in case.approvals.run:
-            why = f"{grant.login} may not approve" if grant.comment else why
-        else:
+        short = shortfall(pull, case, grant)
+        if not short and people.role(grant.login) in case.approvals.run:
             return grant, ""
+        if short or grant.comment:
+            why = short or f"{grant.login} may not approve"
     return None, why
+
+
+def shortfall(pull: Pull, case: Case, grant: Grant) -> str:
+    """Why a word does not reach as far as a plan, whoever gave it, or nothing."""
+    if grant.edited:
+        return f"the approval in comment {grant.comment} was edited; type it again"
+    if grant.base_ref != pull.base.ref:
+        return f"the approval was for the branch {grant.base_ref}"
+    if grant.comment == 0 and case.sensitive:
+        return "the change touches what judges, builds or installs"
+    return beyond(grant.envelope, case.envelope())
+
+
+def beyond(given: Envelope, wanted: Envelope) -> str:
+    """What a plan asks for that an approval does not give, or nothing."""
+    if given.covers(wanted):
+        return ""
+    if given.code != wanted.code:
+        return "the approval was for another version of the bot"
+    if machines := sorted({*wanted.machines} - {*given.machines}):
+        return f"the approval was not for {', '.join(machines)}"
+    if wanted.minutes > given.minutes:
+        return f"the approval was for {given.minutes} minutes, the plan takes {wanted.minutes}"
+    paths = sorted({*wanted.sensitive} - {*given.sensitive})
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"the approval was not for {paths[0]}{more}"
+
+
+def may_order(pull: Pull, case: Case, login: str, people: People) -> bool:
+    """Whether an account may start and end machines: the author may, where a head is approved."""
+    author = pull.user.login if pull.user else ""
+    return login == author or people.role(login) in case.approvals.run
+
+
+def digests(case: Case) -> dict[str, str]:
+    """The digests that a person must accept, and of which op each is; some are of none."""
+    return {
+        item.accept: item.id.partition(":")[2].partition(".")[0]
+        for item in case.report.checklist
+        if item.state is ItemState.HUMAN and item.accept
+    }
 
 
 def acceptances(
@@ -159,11 +200,7 @@ def acceptances(
     One for a digest that nothing asks for here may be meant for a merge group.
     """
     recorded = standing.accepts
-    wanted = {
-        item.accept: item.id.partition(":")[2].partition(".")[0]
-        for item in case.report.checklist
-        if item.state is ItemState.HUMAN and item.accept
-    }
+    wanted = digests(case)
     found, words = dict[str, str](), list[Acceptance]()
     for item in heard:
         if item.command.kind != "accept":
@@ -186,10 +223,10 @@ def acceptances(
 
 def _cannot_accept(case: Case, login: str, op: str, people: People) -> str:
     """Why an account may not accept something of an op, or nothing."""
-    if people.is_author(login):
-        return "who wrote or pushed the change may not"
+    if why := people.barred(login):
+        return why
     if not _may_accept(case, login, [op], people):
-        return f"only {', '.join(case.approvals.accept)} or an owner of the contract may"
+        return f"only {deciders(case, case.approvals.accept, op)} may"
     return ""
 
 
@@ -197,6 +234,12 @@ def _may_accept(case: Case, login: str, ops: Iterable[str], people: People) -> b
     """Whether an account owns the contract of one of these ops, or its role may accept."""
     owner = any(_is_owner(case, login, op) for op in ops)
     return owner or people.role(login) in case.approvals.accept
+
+
+def deciders(case: Case, roles: Sequence[str], op: str) -> str:
+    """Who may decide about an op; about what is of none, such as a rule, no owner may."""
+    owners = ["an owner of the contract"] if case.owners.get(op) else []
+    return " or ".join([", ".join(roles), *owners])
 
 
 def _is_owner(case: Case, login: str, op: str) -> bool:
@@ -253,9 +296,9 @@ def _cannot_waive(case: Case, login: str, waiver: Waiver, people: People) -> str
     jobs = {job.id: job.op for job in case.report.plan.jobs}
     if waiver.target not in codes | set(jobs):
         return f"neither a rule that hits here nor a job: {waiver.target}"
-    if people.is_author(login):
-        return "who wrote or pushed the change may not waive"
-    owner = _is_owner(case, login, jobs.get(waiver.target, ""))
-    if not owner and people.role(login) not in ("admin", "maintain"):
-        return "only admin, maintain or an owner of the contract may waive"
+    if why := people.barred(login):
+        return why
+    op, roles = jobs.get(waiver.target, ""), ("admin", "maintain")
+    if not _is_owner(case, login, op) and people.role(login) not in roles:
+        return f"only {deciders(case, roles, op)} may waive it"
     return ""

@@ -285,7 +285,8 @@ class Standing(Strict):
     those in comments that were edited up to this time. `seen`: words up to this comment were looked
     at, also where somebody before them has to wait for an answer. `untold`: why GitHub took no
     comment, reaction or body. `reused`: what other heads came to, and all that failed there.
-    `plans`: those that are not in force any more, whose runs may still leave a verdict.
+    `plans`: those that are not in force any more, whose runs may still leave a verdict. `held`:
+    lanes that a switch, a cap or the circuit breaker keeps from starting.
     """
 
     number: int
@@ -313,6 +314,7 @@ class Standing(Strict):
     accepts: list[Acceptance] | None = None
     reused: list[LaneResult] = []
     plans: list[Case] = []
+    held: list[str] = []
     case: Case | None = None
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bot.github.approvals import Need
 from bot.github.case import MAX_PACKED, MAX_STANDING, MAX_TWINS, Standing, pack
 from bot.github.records import Pull
-from bot.github.rows import gathered
+from bot.github.rows import fails_of, gathered, is_full
 from bot.github.situation import Situation
 from bot.model import CheckState
 
@@ -19,6 +19,8 @@ CROWDED = (
     "close some of the pull requests with this head, or push another commit: without an App a "
     f"status has room for {MAX_TWINS} of them"
 )
+
+FULL = "more has failed here than can be kept: go on with another commit in another pull request"
 
 _RANK = {
     CheckState.SUCCESS: 0,
@@ -45,6 +47,9 @@ def combine(now: Situation, standing: Standing) -> tuple[Standing, CheckState, s
 
 def bounded(standing: Standing) -> Standing:
     """A standing that the ledger can hold: red, and without its plan, where it cannot."""
+    if is_full(standing.reused):
+        update = {"state": CheckState.FAILURE, "title": f"Not ready: {FULL}"}
+        standing = standing.model_copy(update=update)
     bare = standing.model_copy(update={"plans": []})
     for found in (standing, bare):
         if len(pack(found)) <= MAX_STANDING:
@@ -107,7 +112,7 @@ def _over_all(now: Situation, own: Standing) -> tuple[CheckState, str]:
     known = {item.number: item for item in now.others}
     for pull in same:
         other = known.get(pull.number)
-        if other is None or other.base_ref != pull.base.ref:
+        if other is None or other.base_ref != pull.base.ref or _is_behind(now, own, other):
             found = _held(pull, CheckState.IN_PROGRESS, "")
         elif pull.draft and other.gated:
             # Its own job may not have said so yet.
@@ -118,6 +123,16 @@ def _over_all(now: Situation, own: Standing) -> tuple[CheckState, str]:
             found = _held(pull, other.state, other.title)
         worst = max(worst, found, key=lambda item: _RANK[item[0]])
     return worst
+
+
+def _is_behind(now: Situation, own: Standing, other: Standing) -> bool:
+    """Whether another pull request is green, and has not been held yet to what failed here."""
+    if other.state is not CheckState.SUCCESS or other.case is None:
+        return False
+    results = [entry.result for entry in now.entries if entry.result]
+    failed = fails_of([*results, *own.reused]) - fails_of(other.reused)
+    jobs = {(job.id, job.key) for job in other.case.report.plan.jobs if job.required}
+    return bool(jobs & failed)
 
 
 def _same(now: Situation) -> list[Pull]:

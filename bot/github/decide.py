@@ -24,7 +24,7 @@ from bot.model import ChecklistItem, CheckState, ItemState, Report, Row, Verdict
 from bot.report.settle import settle
 from bot.words import judge_words
 
-__all__ = ["decide"]
+__all__ = ["OFF", "decide"]
 
 OFF = "fla-bot is switched off (FLA_BOT=off)"
 PLAN_WAIT = timedelta(hours=1)
@@ -47,7 +47,7 @@ def decide(now: Situation) -> Decision:
 
 def _with_memory(now: Situation, standing: Standing) -> Standing:
     """What runs of other heads and plans came to, or may yet."""
-    known = [*(now.standing.reused if now.standing else ()), *(now.reuse or ())]
+    known = [*(now.standing.reused if now.standing else ()), *(now.reuse or ()), *now.against]
     update = {"reused": gathered(known), "plans": outlived(now, standing.case)}
     return standing.model_copy(update=update)
 
@@ -56,7 +56,7 @@ def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) 
     """Everything, in the order in which one part needs the other."""
     words = _grants(now, standing, case, heard)
     permit = Permit(now, case, words)
-    lanes = Lanes(now, case, permit, reused(now.standing, now.reuse, case))
+    lanes = Lanes(now, case, permit, reused(now.standing, now.reuse, case, now.against))
     standing = standing.model_copy(update={"grants": words, "reused": lanes.reused})
     lanes.tidy()
     answers = Answers(now, case, heard, lanes)
@@ -64,8 +64,7 @@ def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) 
     accepted, accepts, found, refused = _counting(now, standing, case, heard)
     if now.group is None:
         answers.started(held_back)
-        granted = [grant.comment for grant in words]
-        answers.words(granted, accepted, accepts, refused)
+        answers.words(words, accepted, accepts, refused)
     rows = lanes.rows()
     waived = {
         w.target: f"{w.login}: {w.reason}" for w in found if (w.comment, w.target) not in refused
@@ -73,10 +72,13 @@ def _planned(now: Situation, standing: Standing, case: Case, heard: list[Said]) 
     more = [*lanes.obstacles(rows, held_back), *_elsewhere(now)]
     report = _settled(now, case, rows, accepted, waived, more)
     state, title, typed = _verdict(now, report)
+    if typed and now.group:
+        # What is typed there counts then.
+        lanes.steps += [Plan(number) for number in merging.outdated(now.group, now.code)]
     update = {"waivers": found, "accepts": accepts}
     if now.group is None:
         update["seen"] = max([now.seen, *(item.comment.id for item in heard)])
-    update |= {"case": case, "state": state, "title": title[:200]}
+    update |= {"case": case, "state": state, "title": title[:200], "held": lanes.held}
     update["plans"] = outlived(now, case)
     if now.elsewhere:
         lanes.steps.append(Plan())
@@ -132,7 +134,7 @@ def _verdict(
     if state is CheckState.ACTION_REQUIRED:
         title = f"{title}: {report.next_step}"
     if now.group:
-        typed = merging.missing(report, now.group, now.us, now.people)
+        typed = merging.missing(report, now.group, now.code, now.us, now.people)
         if state is CheckState.ACTION_REQUIRED or report.verdict is Verdict.LOST:
             # The queue goes on without what needs a person, and nobody can rerun a group's lanes.
             state, title = CheckState.FAILURE, merging.headline(title, typed)
@@ -169,13 +171,16 @@ def _settled(
 def _off(now: Situation) -> Decision:
     """Switched off: what is open, or green for something else, is handed to a person."""
     old, update = now.standing, {"state": CheckState.ACTION_REQUIRED, "title": OFF}
-    if old is not None and old.state in (CheckState.QUEUED, CheckState.IN_PROGRESS):
-        standing = old.model_copy(update=update)
-        return Decision(standing, standing.state, OFF, None, now.pull.head.sha)
-    if not _is_of_another(now):
+    waits = now.pending or (old and old.state in (CheckState.QUEUED, CheckState.IN_PROGRESS))
+    if not waits and not _is_of_another(now):
         raise Nothing
+    if waits and old is not None:
+        # What is known stays as it is: it counts again when the bot is switched on.
+        return Decision(old, CheckState.ACTION_REQUIRED, OFF, None, now.pull.head.sha)
     standing = _with_memory(now, beginning(now, None))
     standing = standing.model_copy(update={"void": True, **update})
+    if waits:
+        return Decision(standing, standing.state, OFF, None, now.pull.head.sha)
     standing, state, title = combine(now, standing)
     if state is CheckState.SUCCESS or not (old or standing.gated):
         raise Nothing

@@ -58,7 +58,7 @@ class Outdated(Superseded):
 class Ticket:
     """A row that may run: the plan in the ledger, the row itself, and all runs of the head.
 
-    `earlier`: what is kept of other heads.
+    `earlier`: what is kept of other heads, and of other pull requests on this one.
     """
 
     row: RowId
@@ -91,7 +91,8 @@ def _known(row: RowId, case: Case, view: View) -> Ticket:
     if row.lane not in case.planned_lanes():
         raise UserError(f"the plan has no lane {row.lane}")
     standing = view.standings.get(row.number)
-    return Ticket(row, case, entry, view.entries, standing.reused if standing else ())
+    earlier = [*(standing.reused if standing else ()), *view.elsewhere]
+    return Ticket(row, case, entry, view.entries, earlier)
 
 
 def _plan_of(row: RowId, views: Sequence[View]) -> Case | None:

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 
 from bot.github.approvals import Need, approval
 from bot.github.case import Case, Grant, LaneResult, RowId, Standing
-from bot.github.merging import permitted
-from bot.github.operate import held, is_queued
+from bot.github.merging import asked, permitted
+from bot.github.operate import TOMORROW, Traffic, broken_since, held, is_broken, is_queued
 from bot.github.rows import UNUSED, gathered, is_superseded, lane_rows
 from bot.github.situation import GROUP, Cancel, Close, Entry, Open, Situation, Step
 from bot.model import ChecklistItem, ItemState, Row, Verdict
@@ -111,17 +111,20 @@ class Permit:
 
 
 def reused(
-    standing: Standing | None, found: Sequence[LaneResult] | None, case: Case
+    standing: Standing | None,
+    found: Sequence[LaneResult] | None,
+    case: Case,
+    against: Sequence[LaneResult] = (),
 ) -> list[LaneResult]:
     """Results of other heads that count here; asked for once a head, or when it is one again.
 
-    What a merge group merges may come to more at any time.
+    What a merge group merges may come to more at any time, and so may others with this head.
     """
     if found is None and (case.group or standing is None or standing.case is None):
         raise Need("reuse")
     known = standing.reused if standing else []
     keys = {job.id: job.key for job in case.report.plan.jobs}
-    return gathered([*known, *(found or ())], keys)
+    return gathered([*known, *(found or ()), *against], keys)
 
 
 def outlived(now: Situation, case: Case | None) -> list[Case]:
@@ -154,6 +157,7 @@ class Lanes(Runs):
         super().__init__(now)
         self.case, self.permit, self.reused = case, permit, reused
         self._queued: dict[str, str] = {}  # lanes whose ordered run must wait, and why
+        self.held: list[str] = []  # lanes that do not start now, though somebody has approved it
 
     # Ending.
 
@@ -221,25 +225,20 @@ class Lanes(Runs):
         """Open what is due; the lanes that must wait, and why."""
         if self.barred:
             return {}
-        known = {entry.id: entry for entry in self.entries}
-        wanted = {order: True for order in orders if order not in known}
-        for row in self._first_rows():
-            if row not in known and self._is_due(row.lane):
-                wanted.setdefault(row, False)
-        back: dict[str, str] = {}
-        lost = [entry for entry in known.values() if self._is_lost_dispatch(entry)]
+        wanted, back = self._wanted(orders), dict[str, str]()
+        lost = [entry for entry in self.entries if self._is_lost_dispatch(entry)]
         if not wanted and not lost:
             return back
-        if self.now.mode in ("no-dispatch", "off") or not self.permit.given:
+        if not self.permit.given:
+            return back
+        if self.now.mode in ("no-dispatch", "off"):
+            self.held = sorted({row.lane for row in wanted})
             return back
         opened: list[RowId] = []
-        unused = {e.id for e in self.entries if e.result and e.result.note == UNUSED}
-        found = self.now.traffic.without(unused)
         for row, ordered in wanted.items():
             if any(other.lane == row.lane for other in opened):
                 continue
-            why = held(self.case, row, found, opened, self.now.now, ordered=ordered)
-            if why:
+            if why := self._held(row, opened, ordered=ordered):
                 back[row.lane] = why
                 if ordered and is_queued(why):
                     self._queued[row.lane] = why
@@ -248,7 +247,43 @@ class Lanes(Runs):
             self.steps.append(Open(row, written=False))
             self.entries.append(Entry(row, self.now.now, None))
         self.steps += [Open(entry.id, written=True) for entry in lost]
+        self.held = sorted(back)
         return back
+
+    def _wanted(self, orders: Sequence[RowId]) -> dict[RowId, bool]:
+        """The rows to be opened, and whether somebody has ordered them."""
+        known = {entry.id for entry in self.entries}
+        wanted = {order: True for order in orders if order not in known}
+        for row in self._first_rows():
+            if row not in known and self._is_due(row.lane):
+                wanted.setdefault(row, False)
+        return wanted
+
+    def _held(self, row: RowId, opened: Sequence[RowId], *, ordered: bool) -> str:
+        """Why a run must not start now, or nothing."""
+        asked = ordered or self._is_asked(row.lane)
+        why = held(self.case, row, self._traffic, opened, self.now.now, ordered=asked)
+        if ordered and why.endswith(TOMORROW):
+            # An order has its answer now, and is not carried out later.
+            return f"{why}, then type /fla-bot run {row.lane}"
+        return why
+
+    @cached_property
+    def _traffic(self) -> Traffic:
+        """Our runs without those that no machine has worked for."""
+        unused = {e.id for e in self.entries if e.result and e.result.note == UNUSED}
+        return self.now.traffic.without(unused)
+
+    def broken_since(self, lane: str) -> datetime | None:
+        """When the last of the runs began that infrastructure ended, None where a lane is whole."""
+        return broken_since(lane, self._traffic)
+
+    def _is_asked(self, lane: str) -> bool:
+        """Whether a broken lane runs for a merge group, as somebody says that it is mended."""
+        now, since = self.now, self.broken_since(lane)
+        if now.group is None or since is None:
+            return False
+        return asked(self.case, now.group, lane, since, now.us, now.people)
 
     def _first_rows(self) -> list[RowId]:
         """The row that an approval starts, for each lane of the plan."""
@@ -315,7 +350,8 @@ class Lanes(Runs):
         for lane, reason in back.items():
             state = ItemState.WAITING if is_queued(reason) else ItemState.HUMAN
             state = state if case.is_required(lane) else ItemState.NOT_APPLICABLE
-            found.append(_item(f"held:{lane}", state, f"{lane} waits: {reason}"))
+            name = "broken" if is_broken(reason) else "held"
+            found.append(_item(f"{name}:{lane}", state, f"{lane} waits: {reason}"))
         return found
 
 

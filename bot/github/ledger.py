@@ -17,6 +17,7 @@ from typing import Any
 from bot.github.case import MAX_TWINS, Case, LaneResult, RowId, Standing, pack, seal, unpack
 from bot.github.client import MAX_ANNOTATIONS, Client
 from bot.github.records import CheckRun, Status
+from bot.github.rows import is_bare
 from bot.github.situation import Entry
 from bot.model import CheckState, Row, Verdict
 
@@ -33,6 +34,7 @@ _CONTEXT = re.compile(rf"{ROW}/([a-z]+:[a-z0-9]+)/([0-9]+)\.([0-9]+)")
 # What a status's description does not take, or what would break the line that is read again.
 _UNFIT = re.compile(r"[^ -~\u00a0-\ud7ff\ue000-\uffff]")
 _DONE = re.compile(r"([0-9a-f]{16}) ([a-z-]+)(?: ([0-9a-f]{16}))?(?: .*)?")
+PROVES_NOTHING = (Verdict.PASS, Verdict.SUPERSEDED)  # against another pull request
 _STATES = {
     CheckState.QUEUED: "pending",
     CheckState.IN_PROGRESS: "pending",
@@ -64,6 +66,9 @@ class View:
     """What the ledger says about one head.
 
     `seals`: whose standings each verdict holds, with their digests. `checks`: ids of rows.
+    `elsewhere`: what runs of other pull requests on this head came to; without an App that is in
+    their comments, and until these are read `untold` has the verdict and the digest of each. `us`:
+    our App's login, where it has written anything.
     """
 
     shown: dict[str, Shown] = field(default_factory=dict)
@@ -72,6 +77,9 @@ class View:
     entries: list[Entry] = field(default_factory=list)
     forged: list[str] = field(default_factory=list)
     checks: dict[RowId, int] = field(default_factory=dict)
+    elsewhere: list[LaneResult] = field(default_factory=list)
+    untold: dict[RowId, tuple[str, str]] = field(default_factory=dict)
+    us: str = ""
 
 
 def data_block(standing: Standing, results: Sequence[LaneResult], limit: int) -> str:
@@ -121,6 +129,7 @@ class Ledger:
                 view.forged.append(f"check by {run.app.slug if run.app else 'nobody'}")
             if not mine:
                 continue
+            view.us = f"{run.app.slug}[bot]" if run.app else ""
             text = run.output.text or ""
             if run.name in (READY, PREVIEW):
                 known = view.shown.get(run.name)
@@ -140,10 +149,13 @@ class Ledger:
 
     def _read_row(self, view: View, run: CheckRun, number: int) -> None:
         row = RowId.find(run.external_id or "")
-        if row is None or row.number != number or row.head != run.head_sha or row in view.checks:
+        if row is None or row.head != run.head_sha or row in view.checks:
             return
         match = _RESULT.search(run.output.text or "")
         result = unpack(LaneResult, match[1]) if match else None
+        if row.number != number:
+            view.elsewhere += [result] if result else []
+            return
         if result is None and run.status == "completed":
             # GitHub marks what waits too long as stale.
             result = _lost(row, f"infra: its check ended as {run.conclusion}")
@@ -168,19 +180,22 @@ class Ledger:
             view.shown[name] = Shown(newest.id, newest.state, words, words, newest.created_at)
             view.seals[name] = {int(key): digest for key, digest in _SEALS.findall(words)}
         self.unseal(view, stored)
-        results = {match[1] for match in _RESULT.finditer(stored)}
-        sealed = {seal(text): text for text in results}
+        sealed = _sealed(stored)
         standing = view.standings.get(number)
         cases = [standing.case, *plans] if standing and standing.case else plans
-        for row, posted, words in _rows(head, number, ours):
+        for row, posted, words in _rows(head, ours):
             match = _DONE.fullmatch(words)
             result = None
-            if match and match[2] not in ("queued", "running"):
-                text = sealed.get(match[3] or "", "")
-                result = unpack(LaneResult, text) if text else None
-                if result is None or result.row != str(row):
-                    returned = _returned(row, standing) if match[2] == Verdict.FAIL else None
-                    result = returned or _recall(row, match[2], cases)
+            done = match if match and match[2] not in ("queued", "running") else None
+            if row.number != number:
+                if done and done[2] not in PROVES_NOTHING:
+                    view.untold[row] = (done[2], done[3] or "")
+                continue
+            if done:
+                result = _result(row, done[3] or "", sealed)
+                if result is None:
+                    returned = _returned(row, standing) if done[2] == Verdict.FAIL else None
+                    result = returned or _recall(row, done[2], cases)
             view.entries.append(Entry(row, posted, result))
 
     def forged(self, view: View, head: str) -> tuple[str, ...]:
@@ -191,13 +206,26 @@ class Ledger:
         return (*view.forged, *sorted({f"status by {_creator(item)}" for item in foreign}))
 
     def unseal(self, view: View, stored: str) -> None:
-        """Take the standing in a comment of ours, if a verdict names its digest."""
+        """Take the standing in a comment of ours, and results, if a status names their digest."""
         for name in (PREVIEW, READY):
             for match in _STANDING.finditer(stored):
                 sealed = view.seals.get(name, {}).get(int(match[1])) == seal(match[2])
                 standing = unpack(Standing, match[2]) if sealed else None
                 if standing is not None and standing.number == int(match[1]):
                     view.standings[standing.number] = standing
+        results = _sealed(stored) if view.untold else {}
+        for row, (_, digest) in list(view.untold.items()):
+            if result := _result(row, digest, results):
+                view.elsewhere.append(result)
+                del view.untold[row]
+
+    def elsewhere(self, view: View, cases: Sequence[Case]) -> list[LaneResult]:
+        """What runs of other pull requests came to on this head; `cases`: plans that are known.
+
+        To be asked once their comments were read: what is in none of them has lost its details.
+        """
+        bare = [_recall(row, word, cases) for row, (word, _) in view.untold.items()]
+        return [*view.elsewhere, *bare]
 
     # Writing.
 
@@ -351,16 +379,27 @@ def _context(row: RowId) -> str:
     return f"{ROW}/{row.lane}/{row.number}.{row.nonce}"
 
 
-def _rows(head: str, number: int, ours: Sequence[Status]) -> list[tuple[RowId, datetime, str]]:
-    """Our rows of one pull request: when each was first written, and its newest words."""
+def _sealed(stored: str) -> dict[str, str]:
+    """The results in a comment of ours, by their digests."""
+    return {seal(match[1]): match[1] for match in _RESULT.finditer(stored)}
+
+
+def _result(row: RowId, digest: str, sealed: Mapping[str, str]) -> LaneResult | None:
+    """The result of a row, if it is in a comment."""
+    result = unpack(LaneResult, sealed[digest]) if digest in sealed else None
+    return result if result is not None and result.row == str(row) else None
+
+
+def _rows(head: str, ours: Sequence[Status]) -> list[tuple[RowId, datetime, str]]:
+    """Our rows of a head: when each was first written, and its newest words."""
     found: dict[RowId, tuple[datetime, str]] = {}
     for status in ours:  # newest first
         context = _CONTEXT.fullmatch(status.context)
         words = status.description or ""
         match = _DONE.fullmatch(words)
-        if context is None or match is None or int(context[2]) != number:
+        if context is None or match is None:
             continue
-        row = RowId(number, head, match[1], context[1], int(context[3]))
+        row = RowId(int(context[2]), head, match[1], context[1], int(context[3]))
         newest = found[row][1] if row in found else words
         found[row] = (status.created_at, newest)
     return [(row, posted, words) for row, (posted, words) in found.items()]
@@ -400,7 +439,7 @@ def _returned(row: RowId, standing: Standing | None) -> LaneResult | None:
     found = [item for item in (standing.reused if standing else ()) if item.row == str(row)]
     rows = [line for item in found for line in item.rows]
     if all(line.verdict is not Verdict.FAIL for line in rows):
-        return None
+        return next((item for item in found if is_bare(item)), None)
     keys = {job: key for item in found for job, key in item.keys.items()}
     samples = {name: values for item in found for name, values in item.samples.items()}
     update = {"verdict": Verdict.FAIL, "rows": rows, "keys": keys, "samples": samples}

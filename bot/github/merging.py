@@ -9,38 +9,54 @@ for their heads, and hold in the group what they hold there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
-from bot.github.approvals import People, acceptances, approval, grants, said, waivers
+from bot.github.approvals import (
+    People,
+    acceptances,
+    approval,
+    beyond,
+    grants,
+    may_order,
+    said,
+    waivers,
+)
 from bot.github.case import Case, Envelope, Grant, Waiver
 from bot.github.situation import Group, Part
 from bot.model import ItemState, Report
 
-__all__ = ["accepted", "headline", "missing", "permitted", "waived"]
+__all__ = ["accepted", "asked", "headline", "missing", "outdated", "permitted", "waived"]
 
 AGAIN = "queue it again"
+RUN = "/fla-bot run"
 
 
 def permitted(case: Case, group: Group, us: str, people: People) -> tuple[Grant | None, str]:
     """The words by which machines may run a group: one for each head in it.
 
     Together they must reach as far as its plan: each pull request brings lanes and paths of its
-    own. The first of them stands for all.
+    own. What none of them brings is there once its branch is updated, and can be approved there.
+    The first of them stands for all.
     """
     found = []
     for part in group.parts:
-        grant, why = _granted(part, us, people)
+        grant, why = _granted(part, case.code, us, people)
         if grant is None:
             return None, f"#{part.pull.number}: {why or 'nobody has approved its head'}"
         found.append(grant)
-    if not _joined([grant.envelope for grant in found]).covers(case.envelope()):
-        return None, "its plan is larger than all approved"
+    if more := beyond(_joined([grant.envelope for grant in found]), case.envelope()):
+        number = group.own.pull.number
+        return None, f"update the branch of #{number} and approve it there: {more}"
     return found[0], ""
 
 
-def _granted(part: Part, us: str, people: People) -> tuple[Grant | None, str]:
+def _granted(part: Part, code: str, us: str, people: People) -> tuple[Grant | None, str]:
+    """The word for a part's head; `code`: the bot that runs, for which it must have been given."""
     standing = part.standing
     if standing is None or standing.case is None:
         return None, "it has no plan"
+    if standing.case.code != code:
+        return None, "the approval was for another version of the bot"
     heard, case = said(part.comments, us), standing.case
     edits = {comment.id for comment in part.comments if comment.edited}
     words = grants(part.pull, heard, standing, case, "", people, standing.judged, edits)
@@ -54,6 +70,30 @@ def _joined(envelopes: Sequence[Envelope]) -> Envelope:
         minutes=sum(envelope.minutes for envelope in envelopes),
         sensitive=sorted({path for envelope in envelopes for path in envelope.sensitive}),
         code=codes.pop() if len(codes) == 1 else "",
+    )
+
+
+def outdated(group: Group, code: str) -> list[int]:
+    """Pull requests whose plan is of another bot than the one that runs, and is not awaited yet.
+
+    Nobody has looked at them since, and a word counts for the plan that is shown when it is given.
+    """
+    return [
+        part.pull.number
+        for part in group.parts
+        if (own := part.standing) and own.case and own.case.code != code and not own.void
+    ]
+
+
+def asked(case: Case, group: Group, lane: str, since: datetime, us: str, people: People) -> bool:
+    """Whether somebody who may has asked for a lane on one of the pull requests since then."""
+    return any(
+        item.command.kind == "rerun" or item.command.arguments[:1] in (("",), (lane,))
+        for part in group.parts
+        for item in said(part.comments, us)
+        if item.command.kind in ("run", "rerun")
+        and item.comment.created_at > since
+        and may_order(part.pull, case, item.login, people)
     )
 
 
@@ -114,15 +154,22 @@ def _hits(part: Part) -> dict[str, tuple[int, int]]:
     return case.hits if case else {}
 
 
-def missing(report: Report, group: Group, us: str, people: People) -> list[tuple[int, str]]:
+def missing(
+    report: Report, group: Group, code: str, us: str, people: People
+) -> list[tuple[int, str]]:
     """What must be typed before a group can get green, and on which pull request."""
     lines = list(_accept_lines(report, group))
     if any(item.id == "approval" and item.state is ItemState.HUMAN for item in report.checklist):
         lines += [
             (part.pull.number, f"/fla-bot approve {part.head}")
             for part in group.parts
-            if _granted(part, us, people)[0] is None
+            if _granted(part, code, us, people)[0] is None
         ]
+    lines += [
+        (group.own.pull.number, f"{RUN} {item.id.removeprefix('broken:')}")
+        for item in report.checklist
+        if item.id.startswith("broken:") and item.state is ItemState.HUMAN
+    ]
     return lines
 
 
@@ -147,4 +194,5 @@ def headline(title: str, typed: Sequence[tuple[int, str]]) -> str:
         return f"{title[:180]}; {AGAIN}"
     (number, line), more = typed[0], len(typed) - 1
     also = f" and {more} more" if more else ""
-    return f"A word is missing: on #{number} type {line}{also}; then {AGAIN}"
+    lacks = "A lane is broken: once mended," if line.startswith(RUN) else "A word is missing:"
+    return f"{lacks} on #{number} type {line}{also}; then {AGAIN}"

@@ -12,16 +12,20 @@ from typing import Literal, cast, get_args
 from bot.errors import UserError
 from bot.github.case import Case, RowId
 from bot.github.records import Run
+from bot.policy import Caps
 
 __all__ = [
-    "EXECUTOR", "PLANNER", "LaneRun", "Mode", "Traffic", "held", "is_queued", "mode_of", "traffic",
+    "EXECUTOR", "PLANNER", "TOMORROW", "LaneRun", "Mode", "Traffic", "broken_since", "held",
+    "is_broken", "is_queued", "mode_of", "traffic",
 ]  # fmt: skip
 
 Mode = Literal["on", "shadow", "no-dispatch", "off"]
 EXECUTOR, PLANNER = "fla-bot-executor.yml", "fla-bot.yml"
 BREAKER = 3  # runs of a lane that infrastructure ended, one after the other
 BROKEN = ("failure", "startup_failure", "timed_out")  # not: skipped, which a rerun by hand is
+BROKEN_LANE = "infrastructure ended its last"  # begins what holds back the runs of such a lane
 DAY = timedelta(days=1)
+TOMORROW = "wait until tomorrow"  # ends what a day holds back
 
 
 def mode_of(environment: Mapping[str, str]) -> Mode:
@@ -87,13 +91,13 @@ def held(
 ) -> str:
     """Why a run must not start now, or nothing. `queue:` begins what passes by itself."""
     minutes, caps = case.minutes(row.lane), case.caps
-    if minutes > caps.job_minutes:
-        return f"it may take {minutes} minutes, the cap for one job is {caps.job_minutes}"
+    if too_long := _too_long(minutes, caps):
+        return too_long
     today = [run for run in found.runs if now - run.created < DAY]
     new = sum(_minutes(case, other) for other in opened)
     used = new + sum(_used(case, run) for run in today if run.row.number == row.number)
     if used + minutes > caps.minutes:
-        return f"this pull request has used {used} of {caps.minutes} minutes today"
+        return f"this pull request has used {used} of {caps.minutes} minutes today; {TOMORROW}"
     used = new + sum(_used(case, run) for run in today)
     if used + minutes > caps.day_minutes:
         return f"queue: all pull requests have used {used} of {caps.day_minutes} minutes today"
@@ -102,12 +106,30 @@ def held(
     ahead = sum(other.lane.partition(":")[2] == machine for other in busy)
     if ahead >= caps.open_runs:
         return f"queue: {ahead} runs are ahead on {machine}"
-    if not ordered and _is_broken(row.lane, found):
+    if not ordered and broken_since(row.lane, found):
         return (
-            f"infrastructure ended its last {BREAKER} runs; once mended, type "
+            f"{BROKEN_LANE} {BREAKER} runs; once mended, on #{row.number} type "
             f"/fla-bot run {row.lane}"
         )
     return ""
+
+
+def _too_long(minutes: int, caps: Caps) -> str:
+    """Why a run of so many minutes can start on no day, or nothing."""
+    limits = {
+        "one job": caps.job_minutes,
+        "one pull request in a day": caps.minutes,
+        "all pull requests in a day": caps.day_minutes,
+    }
+    for whose, cap in limits.items():
+        if minutes > cap:
+            return f"it may take {minutes} minutes, the cap for {whose} is {cap}"
+    return ""
+
+
+def is_broken(reason: str) -> bool:
+    """Whether what holds a run back passes when somebody says that the lane is mended."""
+    return reason.startswith(BROKEN_LANE)
 
 
 def is_queued(reason: str) -> bool:
@@ -128,9 +150,12 @@ def _used(case: Case, run: LaneRun) -> int:
     return min(most, (run.ended - run.created) // timedelta(minutes=1) + 1)
 
 
-def _is_broken(lane: str, found: Traffic) -> bool:
-    """Only infrastructure ends a run with an error: red, or too late to count, is a success."""
+def broken_since(lane: str, found: Traffic) -> datetime | None:
+    """When the last of the runs began that broke a lane, None where it is whole.
+
+    Only infrastructure ends a run with an error: red, or too late to count, is a success.
+    """
     known = (*BROKEN, "success")
-    done = [r.conclusion for r in found.runs if r.row.lane == lane and r.conclusion in known]
-    last = done[-BREAKER:]
-    return len(last) == BREAKER and "success" not in last
+    last = [r for r in found.runs if r.row.lane == lane and r.conclusion in known][-BREAKER:]
+    broken = len(last) == BREAKER and all(run.conclusion != "success" for run in last)
+    return last[-1].created if broken else None

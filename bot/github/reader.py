@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from bot.github.actor import Bot, Hint, is_waiting
+from bot.github.actor import OPEN, Bot, Hint, is_waiting
 from bot.github.approvals import Need, People
 from bot.github.books import books_digest, shelf_digest
 from bot.github.case import (
@@ -30,7 +30,8 @@ from bot.github.ledger import PREVIEW, READY, View
 from bot.github.operate import traffic
 from bot.github.parts import hands, planned_since, read_part
 from bot.github.publish import marked_head, own_comments
-from bot.github.records import Branch, IssueEvent, Pull, Run
+from bot.github.records import Branch, Comment, IssueEvent, Pull, Run
+from bot.github.rows import adverse
 from bot.github.situation import (
     UNKNOWN,
     Decision,
@@ -91,6 +92,7 @@ class Reader:
         self.gone = frozenset[int]()
         self.crowded = False
         self.reuse: tuple[LaneResult, ...] | None = None
+        self._stored_of: dict[int, str] = {}
         self.queue: frozenset[str] | None = None
         self.moved: bool | None = None
         self.elsewhere = False
@@ -124,6 +126,7 @@ class Reader:
             if fresh.head == self.pull.head.sha:
                 fault = "the plan is too large to be kept: split the change"
             fresh = None
+        self._look_at_twins(self.view)
         self._look_at_earlier()
         situation = Situation(
             now=self.now,
@@ -149,6 +152,7 @@ class Reader:
             seen=max((item.judged for item in self._known()), default=0),
             edits=self.edits(),
             before=tuple(self._remembered(self._of_earlier())),
+            pending=self._is_pending(),
         )
         situation = replace(situation, waiting=self._late(situation))
         if self.group and self.parts is None:
@@ -167,6 +171,7 @@ class Reader:
                 books=self.tip_books,
                 pulls=self.pulls,
                 reuse=self.reuse,
+                against=tuple(self._against(self.view)),
                 forced=self.forced,
                 forced_at=self.forced_at,
                 forged=self.forged,
@@ -204,6 +209,11 @@ class Reader:
         """Whether the event is that this head has come after another one."""
         hint, head = self.hint, self.pull.head.sha
         return self.group is None and hint.pushed == head and hint.before not in ("", head)
+
+    def _is_pending(self) -> bool:
+        """Whether an open verdict over the head is of this pull request, too."""
+        shown, seals = self.view.shown, self.view.seals
+        return any(shown[name].state in OPEN and self.number in seals[name] for name in shown)
 
     def _load(self, need: Need) -> None:
         if need.what in ("role", "authors", "forced"):
@@ -265,24 +275,56 @@ class Reader:
             return
         for pull in pulls:
             if pull.head.sha == self.pull.head.sha and pull.number != self.number:
-                for comment in own_comments(self.client.comments(pull.number), self.us)[:1]:
-                    self.owner.ledger.unseal(self.view, comment.body)
+                self.owner.ledger.unseal(self.view, self._stored(pull.number))
+
+    def _stored(self, number: int) -> str:
+        """Our comment on another pull request, read once."""
+        if number not in self._stored_of:
+            own = list[Comment]()
+            with suppress(NotFound):
+                own = own_comments(self.client.comments(number), self.us)
+            self._stored_of[number] = own[0].body if own else ""
+        return self._stored_of[number]
+
+    def _look_at_twins(self, view: View) -> None:
+        """Without an App, what others came to on a head is in their comments, also of closed ones.
+
+        What is known of it is not asked for again.
+        """
+        if self.owner.ledger.app:
+            return
+        own = view.standings.get(self.number)
+        known = {item.row for item in own.reused} if own else set()
+        numbers = {row.number for row in view.untold if str(row) not in known}
+        numbers |= {number for held in view.seals.values() for number in held} - {self.number}
+        for number in sorted(numbers):
+            self.owner.ledger.unseal(view, self._stored(number))
+
+    def _against(self, view: View) -> list[LaneResult]:
+        """What speaks against a head by the runs of other pull requests that have, or had, it."""
+        others = [item for number, item in view.standings.items() if number != self.number]
+        own = view.standings.get(self.number)
+        cases = [case for case in (self.hint.fresh, own.case if own else None) if case]
+        found = self.owner.ledger.elsewhere(view, cases)
+        return adverse([*found, *(result for item in others for result in item.reused)])
 
     def _reuse(self) -> tuple[LaneResult, ...]:
         """What the heads before this one know, or the heads that a merge group merges."""
         if self.parts is not None:
             # What is ahead in the queue is in the group, and was measured on its own head.
-            parts = (self.parts.own, *self._load_ahead())
+            parts, against = (self.parts.own, *self._load_ahead()), []
             known = [(part.entries, part.standing) for part in parts]
         else:
             views = self._of_earlier()
             known = [(tuple(view.entries), view.standings.get(self.number)) for view in views]
+            against = [result for view in views for result in self._against(view)]
             known += [(self._untold(view), None) for view in self._of_outlived()]
         # The oldest first: where there is no room for all fails, the newest are kept.
         found = [result for _, standing in known if standing for result in standing.reused]
         for entries, _ in reversed(known):
             told = sorted(entries, key=lambda entry: entry.posted)
             found += [entry.result for entry in told if entry.result]
+        found += against
         late = self.hint.elsewhere
         return (*found, late) if late else tuple(found)
 
@@ -293,6 +335,7 @@ class Reader:
             for head in self.earlier:
                 with suppress(NotFound, Refused):  # no commit of ours
                     view = self.owner.ledger.read(head, self.number, self.stored)
+                    self._look_at_twins(view)
                     self._earlier_views.append(view)
         return self._earlier_views
 

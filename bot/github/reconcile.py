@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from bot.github.actor import NO_HINT, Bot, Hint, is_waiting
-from bot.github.case import MAX_PACKED, LaneResult
+from bot.github.case import MAX_PACKED, LaneResult, Standing
 from bot.github.combine import together
 from bot.github.connection import GitHubError, Gone, NotAllowed, NotFound, Refused
 from bot.github.ledger import PREVIEW, READY, Overtaken, View, data_block
-from bot.github.operate import EXECUTOR, PLANNER
+from bot.github.operate import EXECUTOR, PLANNER, Mode
 from bot.github.publish import (
     compose,
     lane_summary,
@@ -40,11 +40,12 @@ from bot.github.situation import (
     Open,
     Plan,
     Queue,
+    Reaction,
     Step,
 )
 from bot.model import CheckState
 
-__all__ = ["SPOILT", "Hint", "Reconciler"]
+__all__ = ["SPOILT", "Hint", "Reconciler", "verdict_name"]
 
 ROUNDS = 4
 SERVER = "https://github.com"
@@ -52,6 +53,7 @@ SERVER = "https://github.com"
 REFRESH = timedelta(days=7)
 TRIES_BODY = 3
 SPOILT = "infra: "  # how the title of what GitHub refused to be told begins
+REACTIONS: tuple[Reaction, ...] = ("+1", "eyes", "confused", "-1")  # the worst last
 
 
 class _Again(Exception):
@@ -189,7 +191,8 @@ class Reconciler(Bot):
         elif isinstance(step, Cancel):
             self.client.cancel(step.run)
         elif isinstance(step, Plan):
-            self.client.start(PLANNER, reader.branch(), {"pr": str(reader.number)})
+            number = step.number or reader.number
+            self.client.start(PLANNER, reader.branch(), {"pr": str(number)})
         elif isinstance(step, Queue):
             self._queue_again(reader)
 
@@ -233,10 +236,10 @@ class Reconciler(Bot):
 
     def _react(self, _: Reader, decision: Decision) -> None:
         """One reaction for each comment, the worst of its commands."""
-        reactions = dict[int, str]()
+        reactions = dict[int, Reaction]()
         for answer in decision.answers:
-            if reactions.get(answer.comment) != "-1":
-                reactions[answer.comment] = answer.reaction
+            found = (answer.reaction, reactions.get(answer.comment, answer.reaction))
+            reactions[answer.comment] = max(found, key=REACTIONS.index)
         refused = None
         for comment, reaction in reactions.items():
             try:
@@ -262,7 +265,7 @@ class Reconciler(Bot):
 
     def _put(self, reader: Reader, decision: Decision) -> None:
         standing, head = decision.standing, reader.pull.head.sha
-        name = READY if standing.gated and self.mode != "shadow" else PREVIEW
+        name = self._name(reader, standing)
         # In the statuses of a token the others keep their digests; here they keep their texts.
         mine = reader.view.seals.get(name, {}) if self.ledger.app else {}
         others = [i for n, i in reader.view.standings.items() if n in mine and n != standing.number]
@@ -288,6 +291,13 @@ class Reconciler(Bot):
             gone=reader.gone,
         )
         self._leave(reader, standing.number, PREVIEW if name == READY else READY)
+
+    def _name(self, reader: Reader, standing: Standing) -> str:
+        """The name of a verdict; what was said in shadow mode keeps its name while all is off."""
+        unseen = self.mode == "off" and READY not in reader.view.shown
+        if unseen and standing.number in reader.view.seals.get(PREVIEW, {}):
+            return PREVIEW
+        return verdict_name(self.mode, gated=standing.gated)
 
     def _leave(self, reader: Reader, number: int, name: str) -> None:
         """After a change of the base branch: the verdict of the other name is no longer ours."""
@@ -373,6 +383,11 @@ class Reconciler(Bot):
             reader.real = reader.real.model_copy(update={"body": written})
             if written.replace("\r\n", "\n") == new.replace("\r\n", "\n"):
                 return
+
+
+def verdict_name(mode: Mode, *, gated: bool) -> str:
+    """What the verdict on a pull request into a branch is called."""
+    return READY if gated and mode != "shadow" else PREVIEW
 
 
 def _is_green(view: View) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from bot.document import Strict
 
@@ -119,11 +119,19 @@ class Tree(Record):
 
 
 class Commit(Record):
-    """A commit of a pull request and the accounts that GitHub knows behind it."""
+    """A commit of a pull request and the accounts that GitHub knows behind it.
+
+    It says `{}` or null where it knows none.
+    """
 
     sha: str
     author: Account | None
     committer: Account | None
+
+    @field_validator("author", "committer", mode="before")
+    @classmethod
+    def _nobody(cls, value: object) -> object:
+        return value or None
 
 
 class Comment(Record):

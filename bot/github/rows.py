@@ -10,11 +10,17 @@ from bot.github.case import Case, LaneResult, RowId
 from bot.github.situation import GROUP, Entry
 from bot.model import Job, Row, Verdict
 
-__all__ = ["UNUSED", "gathered", "is_superseded", "lane_rows", "only_fails"]
+__all__ = [
+    "UNUSED", "adverse", "fails_of", "gathered", "is_bare", "is_full", "is_superseded", "lane_rows",
+    "only_fails",
+]  # fmt: skip
 
 RERUN = "type /fla-bot rerun"
 UNUSED = "superseded before its lane began"  # no machine has worked for such a run
-MAX_FAILS = 30  # that a pull request is held to beside those of its present jobs
+FAILED = "it failed; nothing else is kept of that"
+MAX_FAILS = 30  # beside those of the present jobs, of which more is kept than their keys
+MAX_BARE = 24_000  # packed characters, about, that the others may take
+BARE_RUN, BARE_JOB = 60, 20  # of which a run takes so many, and each of its jobs
 MAX_SAMPLES = 2000  # of other heads; a standing has room for as many
 
 
@@ -71,7 +77,7 @@ def gathered(
     """What other heads came to, once for each job of a key: a fail, else a pass, else samples.
 
     `keys`: by job of the plan in force, without which all is kept. Fails are kept even if no job
-    has their key now: a later head may have it again.
+    has their key now: a later head may have it again. Of the oldest only that they were is.
     """
     found: dict[tuple[str, str], LaneResult] = {}
     for result in results:
@@ -81,15 +87,58 @@ def gathered(
                 found[place] = brief
     if keys is not None:
         same = {place for place in found if keys.get(place[0]) == place[1]}
-        fails = [place for place in found if place not in same and _fails(found[place].rows)]
-        same |= set(fails[-MAX_FAILS:])
+        fails = [place for place in found if place not in same and _has_failed(found[place])]
+        for place in fails[:-MAX_FAILS]:
+            found[place] = found[place].model_copy(update={"rows": []})
+        same |= set(fails)
         found = {place: brief for place, brief in found.items() if place in same}
-    left, kept = MAX_SAMPLES, list[LaneResult]()
+    left, kept = MAX_SAMPLES, _joined(brief for brief in found.values() if is_bare(brief))
     for brief in found.values():
         left -= _weight(brief)[2]
-        if left >= 0 or brief.rows:
+        if brief.rows or (left >= 0 and not is_bare(brief)):
             kept.append(brief)
     return kept
+
+
+def is_bare(result: LaneResult) -> bool:
+    """Whether a result only says that its jobs have failed."""
+    return result.verdict is Verdict.FAIL and not result.rows
+
+
+def is_full(results: Iterable[LaneResult]) -> bool:
+    """Whether no more fails can be kept; once it is so it stays so, for none is dropped."""
+    bare = [result for result in results if is_bare(result)]
+    return sum(BARE_RUN + BARE_JOB * len(result.keys) for result in bare) > MAX_BARE
+
+
+def _joined(bare: Iterable[LaneResult]) -> list[LaneResult]:
+    """Those of one run as one, the oldest first, up to the first for which there is no room."""
+    found: dict[str, list[LaneResult]] = {}
+    used = 0
+    for result in bare:
+        if used > MAX_BARE:
+            break
+        used += BARE_JOB
+        run = found.setdefault(result.row, [])
+        # Its plan has one key for each job; what says otherwise loses nothing either.
+        same = next((i for i, known in enumerate(run) if not known.keys.keys() & result.keys), -1)
+        if same < 0:
+            used += BARE_RUN
+            run.append(result.model_copy(update={"keys": dict(result.keys)}))
+        else:
+            run[same].keys.update(result.keys)
+    return [result for run in found.values() for result in run]
+
+
+def adverse(results: Iterable[LaneResult]) -> list[LaneResult]:
+    """What speaks against a job in these results; what passes in them proves nothing elsewhere."""
+    return [brief for brief in gathered(results) if not _passes(brief.rows)]
+
+
+def fails_of(results: Iterable[LaneResult]) -> set[tuple[str, str]]:
+    """The jobs that fail in these results, each with its key."""
+    briefs = gathered(results)
+    return {place for brief in briefs if _has_failed(brief) for place in brief.keys.items()}
 
 
 NOTHING = (False, False, 0)
@@ -98,7 +147,7 @@ NOTHING = (False, False, 0)
 def _weight(brief: LaneResult) -> tuple[bool, bool, int]:
     """What says more of a job counts."""
     count = sum(map(len, brief.samples.values()))
-    return _fails(brief.rows), _passes(brief.rows), count
+    return _has_failed(brief), _passes(brief.rows), count
 
 
 def _brief(result: LaneResult, job: str, key: str) -> LaneResult:
@@ -106,6 +155,8 @@ def _brief(result: LaneResult, job: str, key: str) -> LaneResult:
 
     What was not proven has none; it is measured again, and held to its samples.
     """
+    if is_bare(result):
+        return result.model_copy(update={"keys": {job: key}})
     own = [row for row in result.rows if row.job == job]
     bad = [row for row in own if row.verdict is Verdict.FAIL]
     rows, samples = list[Row](), dict[str, list[float]]()
@@ -138,6 +189,10 @@ def _passes(rows: Sequence[Row]) -> bool:
     return bool(rows) and all(row.verdict is Verdict.PASS for row in rows)
 
 
+def _has_failed(brief: LaneResult) -> bool:
+    return is_bare(brief) or _fails(brief.rows)
+
+
 def _fails(rows: Sequence[Row]) -> bool:
     return any(row.verdict is Verdict.FAIL for row in rows)
 
@@ -146,6 +201,8 @@ def _of(result: LaneResult, job: Job) -> list[Row]:
     """The rows that a result holds for a job of this key."""
     if result.keys.get(job.id) != job.key:
         return []
+    if is_bare(result):
+        return [_row(job, Verdict.FAIL, FAILED)]
     return [row for row in result.rows if row.job == job.id]
 
 

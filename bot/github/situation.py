@@ -73,12 +73,13 @@ class Situation:
     the head is a merge group of this pull request. `again`: an event says that the head has
     come after another one; `forced`: the last forced push, 0 if there is none, or UNKNOWN, and
     `forced_at` when. `accepts`: words for digests so far, None if an earlier version kept none.
-    `seen`: up to which comment words were looked at. `reuse`: results of other heads. `forged`:
+    `seen`: up to which comment words were looked at. `reuse`: results of other heads, `against`:
+    what other pull requests came to on this one, without what passes. `forged`:
     checks of our name that are not ours. `waiting`: rows whose machine is late. `moved`: what
     judges at the base has changed; `elsewhere`: contracts of other ops have. `gated`: whether the
     base branch has a policy. `books`: a digest of what judges there, empty without a policy. None
     where it was not asked yet. `before`: how the pull request stood on the heads before this one.
-    `queue`: the heads of all merge groups.
+    `queue`: the heads of all merge groups. `pending`: the verdict over the head is an open one.
     """
 
     now: datetime
@@ -100,6 +101,7 @@ class Situation:
     pushers: tuple[str, ...] = ()
     group: Group | None = None
     reuse: tuple[LaneResult, ...] | None = None
+    against: tuple[LaneResult, ...] = ()
     forged: tuple[str, ...] | None = None
     again: bool = False
     forced: int | None = None
@@ -116,6 +118,7 @@ class Situation:
     pulls: tuple[Pull, ...] | None = None
     before: tuple[Standing, ...] = ()
     queue: frozenset[str] | None = None
+    pending: bool = False
 
 
 class Nothing(Exception):
@@ -124,7 +127,9 @@ class Nothing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Start the planner, which makes a case."""
+    """Start the planner, which makes a case; for another pull request if it has a number."""
+
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from bot.document import Strict
 from bot.github.actor import OPEN, is_waiting
 from bot.github.books import books_digest, shelf_digest
 from bot.github.case import RowId, Standing
 from bot.github.connection import NotFound
+from bot.github.decide import OFF
 from bot.github.holding import may_heal
 from bot.github.ledger import PREVIEW, READY, Shown, View
-from bot.github.operate import EXECUTOR, PLANNER, traffic
-from bot.github.reconcile import SPOILT, Reconciler
+from bot.github.operate import EXECUTOR, PLANNER, Traffic, held, traffic
+from bot.github.reconcile import SPOILT, Reconciler, verdict_name
 from bot.github.records import Branch, Pull, Run
 from bot.github.situation import GROUP
 from bot.model import CheckState
@@ -25,6 +26,8 @@ __all__ = ["Overview", "PullStatus", "look_at_groups", "overview"]
 # A comment or an edit whose event was lost is found by its time: so long before the last look at
 # everything, and however long ago that was, up to a day.
 LOOK_BACK, LONGEST = timedelta(minutes=30), timedelta(days=1)
+OFF_RUN = "fla-bot is switched off"  # in fla-bot.yml, the name of a run that hears nobody
+NEVER = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class PullStatus(Strict):
@@ -55,17 +58,21 @@ def overview(reconciler: Reconciler, number: int | None = None) -> Overview:
     groups = {} if number else _groups(reconciler)
     trees = dict[str, dict[str, str]]()
     all_runs = reconciler.runs()
-    found_runs = traffic(all_runs, client.identity.login)
     left = _left_behind(reconciler, all_runs)
     since = _last_look(reconciler) - LOOK_BACK
+    seen = [_read(reconciler, pull) for pull in pulls]
+    # A job without the App's key learns our name from what we have written.
+    us = client.identity.login or next((view.us for _, view in seen if view.us), "")
+    found_runs = traffic(all_runs, us)
     found = []
-    for pull in pulls:
-        stored = reconciler.stored(pull.number)
-        view = reconciler.ledger.read(pull.head.sha, pull.number, stored)
-        shown = view.shown.get(READY) or view.shown.get(PREVIEW)
+    for pull, (stored, view) in zip(pulls, seen, strict=True):
+        shown = _shown(view, pull.number)
         if pull.base.ref not in trees:
             trees[pull.base.ref] = _tree(reconciler, pull.base.ref)
-        due = _due(pull, view, shown, trees[pull.base.ref], since, reconciler.now())
+        tree = trees[pull.base.ref]
+        due = _due(pull, view, shown, tree, since, reconciler.now())
+        due = due or _switched(reconciler, pull, view, shown, tree)
+        due = due or _freed(reconciler, view.standings.get(pull.number), found_runs)
         due = due or _unread(reconciler, pull, view, shown, stored)
         due = due or groups.get(pull.number, "") or left.get(pull.number, "")
         runs = [f"{run.id} {run.row}" for run in found_runs.runs if run.row.number == pull.number]
@@ -86,6 +93,12 @@ def overview(reconciler: Reconciler, number: int | None = None) -> Overview:
         pulls=found,
         due=[item.number for item in found if item.due],
     )
+
+
+def _read(reconciler: Reconciler, pull: Pull) -> tuple[str, View]:
+    """Our comment where it holds the ledger, and what the ledger says."""
+    stored = reconciler.stored(pull.number)
+    return stored, reconciler.ledger.read(pull.head.sha, pull.number, stored)
 
 
 def _due(
@@ -111,6 +124,40 @@ def _due(
     if standing is not None and (why := _outdated(standing, pull, tree, now)):
         return why
     return "news" if pull.updated_at > since else ""
+
+
+def _shown(view: View, number: int) -> Shown | None:
+    """The verdict that is of this pull request, or else of another one with its head."""
+    mine = [name for name in (READY, PREVIEW) if number in view.seals.get(name, {})]
+    return next((view.shown[name] for name in (*mine, READY, PREVIEW) if name in view.shown), None)
+
+
+def _switched(
+    reconciler: Reconciler, pull: Pull, view: View, shown: Shown | None, tree: Mapping[str, str]
+) -> str:
+    """Whether what is shown was said under another value of FLA_BOT."""
+    if reconciler.mode == "off" or shown is None:
+        return ""
+    standing = view.standings.get(pull.number)
+    # A verdict over several pull requests may be that of another one.
+    if shown.title.startswith(OFF) or (standing and standing.title == OFF):
+        return "it was switched off"
+    gated = standing.gated if standing else books_digest(tree) is not None
+    if pull.number not in view.seals.get(verdict_name(reconciler.mode, gated=gated), {}):
+        return "its verdict has the name of another mode"
+    return ""
+
+
+def _freed(reconciler: Reconciler, standing: Standing | None, found: Traffic) -> str:
+    """Whether a lane may start by now that a switch, a cap or the circuit breaker held back."""
+    case = standing.case if standing else None
+    if standing is None or case is None or reconciler.mode in ("no-dispatch", "off"):
+        return ""
+    for lane in standing.held:
+        row = RowId(standing.number, case.head, case.plan, lane, 0)
+        if not held(case, row, found, (), reconciler.now(), ordered=False):
+            return f"{lane} was held back"
+    return ""
 
 
 def _unread(
@@ -144,11 +191,16 @@ def _outdated(standing: Standing, pull: Pull, tree: Mapping[str, str], now: date
 
 
 def _last_look(reconciler: Reconciler) -> datetime:
-    """When the reaper last went through to its end; it may have been off, or GitHub down."""
+    """When the reaper last went through to its end; GitHub may have been down."""
     first = reconciler.now() - LONGEST
     created = f">={first:%Y-%m-%dT%H:%M:%SZ}"
     found = reconciler.client.runs(PLANNER, event="schedule", status="success", created=created)
-    return max((run.created_at for run in found), default=first)
+    newest = max(found, key=lambda run: run.created_at, default=None)
+    if newest is None:
+        return first
+    # Switched on again, it looks at everything once: words may have come, or gone, meanwhile.
+    unheard = newest.display_title == OFF_RUN and reconciler.mode != "off"
+    return NEVER if unheard else newest.created_at
 
 
 def _tree(reconciler: Reconciler, branch: str) -> dict[str, str]:
@@ -163,8 +215,17 @@ def _groups(reconciler: Reconciler) -> dict[int, str]:
     return {
         number: f"a merge group waits: {group.ref}"
         for number, group, shown in _all_groups(reconciler)
-        if is_waiting(shown)
+        if _waits(reconciler, shown)
     }
+
+
+def _waits(reconciler: Reconciler, shown: Shown | None) -> bool:
+    """Whether a merge group has no verdict, or none since the bot was switched off.
+
+    Without an App nothing is known of it that could be gone on with.
+    """
+    back = reconciler.ledger.app and reconciler.mode != "off"
+    return is_waiting(shown) or (back and shown is not None and shown.title.startswith(OFF))
 
 
 def _left_behind(reconciler: Reconciler, runs: Sequence[Run]) -> dict[int, str]:
@@ -189,6 +250,6 @@ def _all_groups(reconciler: Reconciler) -> list[tuple[int, Branch, Shown | None]
 def look_at_groups(reconciler: Reconciler, wanted: int) -> None:
     """Merge groups of a pull request: one that nobody has planned is planned, others go on."""
     for number, group, shown in _all_groups(reconciler):
-        if number == wanted and is_waiting(shown):
+        if number == wanted and _waits(reconciler, shown):
             # A group of which nothing is known is planned first.
             reconciler.reconcile(number, group=group)

@@ -34,6 +34,7 @@ from bot.github.jobs import open_reconciler
 from bot.github.ledger import READY, Ledger, View
 from bot.github.operate import EXECUTOR, PLANNER
 from bot.github.reconcile import Reconciler
+from bot.github.status import OFF_RUN
 from bot.plan import find_cells
 from tests.conftest import L2NORM, ROOT, Workbench
 from tests.github.double import Double
@@ -297,6 +298,7 @@ class Stage:
         world = self.world
         actor, tip = world.job_actor(), world.tip("main")
         run = world.start_run(world.workflows[PLANNER], "schedule", actor, "main", tip)
+        run.title = OFF_RUN if self.mode == "off" else run.title
         world.finish(run, conclusion)
 
     def due(self, **more: str) -> dict[str, Any]:

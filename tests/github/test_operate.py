@@ -399,9 +399,11 @@ def policy(stage: Stage, **caps: int) -> None:
 @pytest.mark.parametrize(
     ("caps", "runs", "state", "words"),
     [
-        ({"minutes": 10}, 1, AWAITED, "has used"),
+        ({"minutes": 30}, 1, AWAITED, "has used"),
+        ({"minutes": 20}, 1, AWAITED, "the cap for one pull request in a day is 20"),
         ({"job_minutes": 20}, 1, AWAITED, "the cap for one job is 20"),
-        ({"day_minutes": 15}, 1, RUNNING, "all pull requests have used"),
+        ({"day_minutes": 35}, 1, RUNNING, "all pull requests have used"),
+        ({"day_minutes": 20}, 1, AWAITED, "the cap for all pull requests in a day is 20"),
     ],
 )
 def test_caps(

@@ -293,7 +293,8 @@ def test_group_reaches_no_further_than_its_words_together(gated: Stage) -> None:
     both = Group(part, (part,))
     assert permitted(case, both, "us", PEOPLE)[0]
     larger = case.model_copy(update={"sensitive": ["bot/x.py"]})
-    assert permitted(larger, both, "us", PEOPLE) == (None, "its plan is larger than all approved")
+    more = f"update the branch of #{pull.number} and approve it there: the approval was not for"
+    assert permitted(larger, both, "us", PEOPLE) == (None, f"{more} bot/x.py")
 
 
 def test_rule_is_waived_in_a_group_if_it_is_wherever_it_hits(gated: Stage) -> None:

@@ -230,6 +230,7 @@ EXPRESSIONS = {
     "needs.scope.result", "runner.temp", "secrets.FLA_BOT_APP_KEY", "steps.due.outputs.pulls",
     "steps.python.outputs.python-path", "vars.FLA_BOT", "vars.FLA_BOT_APP_ID",
     "github.event.repository.default_branch", "steps.scope.outputs.pr",
+    "github.event_name == 'schedule' && vars.FLA_BOT == 'off' && 'fla-bot is switched off' || ''",
     *(f"steps.gate.outputs.{name}" for name in ("bot", "head", "pr", "runs_on", "timeout_minutes")),
 }  # fmt: skip
 
