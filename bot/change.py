@@ -141,15 +141,21 @@ class Repository:
             "GIT_OBJECT_DIRECTORY": str(scratch / "objects"),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(self.root / objects),
         }
-        self.git("read-tree", "HEAD", index=scratch / "index")
-        self.git("add", "--update", "--", ":/", index=scratch / "index")
-        others = self.git("ls-files", "-z", "--others", "--exclude-standard", "--full-name", ":/")
+        index = scratch / "index"
+        index.unlink(missing_ok=True)
+        # What is tracked by the index that a commit would be made of, whatever HEAD has: staged
+        # files belong to the work tree. Its entries only: git may skip files that it has flagged.
+        staged = self.git("ls-files", "-z", "--stage", "--full-name", ":/")
+        self.git("update-index", "-z", "--index-info", index=index, stdin=staged)
+        self.git("add", "--update", "--", ":/", index=index)
+        untracked = ("--others", "--exclude-standard", "--full-name")
+        others = self.git("ls-files", "-z", *untracked, ":/", index=index)
         small = [name for name in others.split(b"\0")[:-1] if self._is_source(name)]
         if small:
             options = ("--pathspec-from-file=-", "--pathspec-file-nul")
             names = b"\0".join(b":(top,literal)" + name for name in small)
-            self.git("add", *options, index=scratch / "index", stdin=names)
-        return self.git("write-tree", index=scratch / "index").decode()[:-1]
+            self.git("add", *options, index=index, stdin=names)
+        return self.git("write-tree", index=index).decode()[:-1]
 
     def change(self, base: str | None, head: str | None, trusted: str | None) -> Change:
         """The change from base to head; without head, the work tree."""

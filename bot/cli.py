@@ -360,7 +360,10 @@ def _repository(arguments: argparse.Namespace) -> Repository:
 
 def _report(request: Request, arguments: argparse.Namespace) -> Report:
     from bot.check import analyse, report
+    from bot.errors import UserError
 
+    if arguments.evidence is not None and not arguments.evidence.is_dir():
+        raise UserError(f"--evidence {arguments.evidence}: there is no such folder")
     with _repository(arguments) as repository:
         return report(repository, analyse(repository, request), request, arguments.evidence)
 

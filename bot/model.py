@@ -97,6 +97,7 @@ class Outcome(StrEnum):
     INPUT_MUTATED = "input-mutated"
     POISON = "poison"
     REPEAT = "repeat"
+    PARTIAL = "partial"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,13 @@ from bot.policy import Policy
 __all__ = ["Side", "find_cells", "lane_cells", "plan", "unproven"]
 
 _MAX_BECAUSE = 20
-# What measures: its code is part of every job's key.
+# What measures and what judges, with all that they import: their code is part of every job's key.
 _HARNESS = (
-    "device",
-    "worker",
-    "observe",
-    "wire.py",
-    "cells.py",
-    "expression.py",
-    "contract.py",
-    "tree.py",
-    "statistics.py",
+    *("device", "judge", "lanes", "observe", "worker"),
+    *("anchors.py", "cells.py", "change.py", "contract.py", "coverage.py", "document.py"),
+    *("errors.py", "evidence.py", "expression.py", "files.py", "globs.py", "impact.py"),
+    *("kernels.py", "model.py", "plan.py", "policy.py", "process.py", "recording.py"),
+    *("source.py", "statistics.py", "tree.py", "wire.py"),
 )
 
 
@@ -164,7 +160,8 @@ def _harness() -> str:
         path = root / name
         files = sorted(path.glob("*.py")) if path.is_dir() else [path]
         for file in files:
-            state.update(file.name.encode() + b"\0" + file.read_bytes())
+            place = str(file.relative_to(root)).encode()
+            state.update(place + b"\0" + file.read_bytes())
     return state.hexdigest()[:16]
 
 

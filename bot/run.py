@@ -65,6 +65,8 @@ def run_plan(
         raise UserError(f"no lane `{lane}`; the policy has {', '.join(sorted(lanes))}")
     wanted = [lane] if lane else [name for name, spec in lanes.items() if spec.required]
     folder = evidence_dir or evidence_folder(repository, planned)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"evidence goes to a folder, and {folder} is none")
     done = Done()
     for job in planned.jobs:
         if job.lane not in wanted:
@@ -236,8 +238,12 @@ def _rows(analysis: Analysis, job: Job, found: Evidence) -> list[Row]:
 
 
 def _tally(rows: Sequence[Row]) -> str:
-    counts = Counter(row.verdict for row in rows)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    """How many cells of a job pass and fail, and how much else is said of it as a whole."""
+    cells = Counter(row.verdict for row in rows if row.cell)
+    whole = Counter(row.verdict for row in rows if not row.cell)
+    counts = [f"{cells[verdict]} {verdict}" for verdict in Verdict if cells[verdict]]
+    counts += [f"{whole[v]} {v} of the job as a whole" for v in Verdict if whole[v]]
+    return ", ".join(counts)
 
 
 def _open_cells(analysis: Analysis, job: Job, old: Evidence) -> list[str]:

@@ -72,7 +72,11 @@ def main() -> None:
     with ThreadPoolExecutor(len(arms)) as pool:
         for started in [pool.submit(arm.start, targets, order["start_timeout_s"]) for arm in arms]:
             started.result()
-    rotation, number = Rotation(), order.get("configurations")
+    for (name, _), pair in zip(order["pairs"], pairs, strict=True):
+        if lost := pair["base"].lost:  # code that was merged imports, or the machine is at fault
+            say("unstarted", {"worker": name, "outcome": lost})
+            return
+    rotation, number = Rotation(contract, cells), order.get("configurations")
     margins = None if "seed" in order else Margins(**order["margins"])
     comparisons = [
         Comparison(
@@ -199,7 +203,7 @@ class Comparison:
     arms: Mapping[str, Arm]
     margins: Margins | None = None
     configurations: int | None = None
-    rotation: Rotation = field(default_factory=Rotation)
+    rotation: Rotation | None = None  # None: each cell shows all
     frozen: Frozen = field(default_factory=dict)
     kernels: Kernels = field(init=False)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
@@ -267,7 +271,8 @@ class Comparison:
             plan = call(self.contract, cell, seed)
             reference = self.references[plan.reference]
             exact = properties.exactness("repeat", plan.dtype) in ("exact", "n/a")
-            trials.append(Trial(plan, reference, self.device, expanded=not secret, exact=exact))
+            kind = {"expanded": not secret, "partial": secret, "exact": exact}
+            trials.append(Trial(plan, reference, self.device, **kind))
         # Whether base or head, public or secret goes first must be no constant to adapt to.
         head, base = self._series(trials, [secret for _, secret in draws])
         # What is not finite is no measure of head's errors.
@@ -309,7 +314,7 @@ class Comparison:
         if self.configurations is not None:
             return [], [], ""
         names = applicable(self.contract, cell)
-        if self.device == "cpu":  # where a call takes seconds, each cell shows one of them
+        if self.device == "cpu" and self.rotation:  # calls take seconds: each cell shows one
             names = self.rotation.next(cell.entry_point, names)
         head = self.arms["head"]
         derivation = Derivation(

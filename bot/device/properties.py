@@ -39,17 +39,24 @@ class Failed(Exception):
 
 
 class Rotation:
-    """Chooses which properties a cell tests where all would take too long."""
+    """Chooses which properties a cell tests where all would take too long.
 
-    def __init__(self) -> None:
+    `cells`: all that are to come. What few of them can show is not left to a later one.
+    """
+
+    def __init__(self, contract: Contract, cells: Sequence[Cell]) -> None:
         self.taken: Counter[tuple[str, Property]] = Counter()
+        self.able = Counter(
+            (cell.entry_point, name) for cell in cells for name in applicable(contract, cell)
+        )
         self.lock = threading.Lock()
 
     def next(self, entry_point: str, names: Sequence[Property]) -> list[Property]:
-        """The one that cells of this entry point tested least so far."""
+        """The one that cells of this entry point tested least so far, of these the scarcest."""
 
-        def rank(name: Property) -> tuple[int, int]:
-            return self.taken[entry_point, name], PROPERTIES.index(name)
+        def rank(name: Property) -> tuple[int, int, int]:
+            key = entry_point, name
+            return self.taken[key], self.able[key], PROPERTIES.index(name)
 
         with self.lock:  # pairs of workers share it
             chosen = sorted(names, key=rank)[:1]

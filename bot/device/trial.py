@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -16,14 +18,55 @@ from bot.device.arm import DTYPES, Arena, arena
 from bot.device.inputs import cotangent, draw
 from bot.evidence import HUGE
 from bot.model import Outcome
-from bot.wire import POISON
+from bot.wire import POISON, ROUNDING
 
-__all__ = ["ONCE", "REPEATS", "Results", "Trial"]
+__all__ = ["ONCE", "REPEATS", "Part", "Results", "Trial"]
 
 Results = dict[str, torch.Tensor]
+Pairs = list[tuple[Result, torch.Tensor]]
 # The layouts that cotangents have in the calls of one draw: other strides, the same bits.
 REPEATS = ("contiguous", "sliced", "transposed")
 ONCE = ("contiguous",)
+# How many times as far from the truth a part may be as the whole may, or is.
+PART_MARGIN = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What callers leave out: cotangents of outputs, and gradients of inputs that are frozen."""
+
+    unseeded: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, plan: Call) -> Part:
+        """By the seed of a call; something is left of each."""
+        chance = random.Random(plan.seed)  # noqa: S311  # who knows the seed knows the call
+        if not plan.gradients:
+            return cls()
+        return cls(
+            _some([r.name for r in plan.outputs if r.present], chance),
+            _some([r.name for r in plan.gradients], chance),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.unseeded or self.frozen)
+
+    def take_from(self, repeat: dict[str, Any]) -> None:
+        """Leave it out of one repeat of an order."""
+        names, slots = self.unseeded, repeat["gradients"]
+        repeat["cotangents"] = [
+            {"name": spec["name"]} if spec["name"] in names else spec
+            for spec in repeat["cotangents"]
+        ]
+        repeat["gradients"] = [slot for slot in slots if slot["name"] not in self.frozen]
+        repeat["frozen"] = sorted(name.removeprefix("d") for name in self.frozen)
+
+
+def _some(names: Sequence[str], chance: random.Random) -> frozenset[str]:
+    """Any set of several but none and all, each as likely as the others."""
+    kept = chance.randrange(1, (1 << len(names)) - 1) if len(names) > 1 else 1
+    return frozenset(name for place, name in enumerate(names) if not kept >> place & 1)
 
 
 class Trial:
@@ -32,6 +75,7 @@ class Trial:
     `expanded`: the cotangents are constant along one axis, and may be given with a stride of zero.
     `exact`: whether the same call must give the same bits; if not, `spread` says how far repeats
     were apart, relative to the size of what they gave.
+    `partial`: the last of several calls leaves out what callers may leave out, too.
     """
 
     def __init__(
@@ -42,6 +86,7 @@ class Trial:
         *,
         expanded: bool = False,
         exact: bool = True,
+        partial: bool = False,
     ) -> None:
         self.plan, self.reference, self.device, self.exact = plan, reference, device, exact
         self.spread: dict[str, float] = {}
@@ -50,55 +95,96 @@ class Trial:
         self.directions = [
             cotangent(r, plan.seed + i + 1, expanded=expanded) for i, r in enumerate(present)
         ]
+        self.part = Part.of(plan) if partial else Part()
+        self._truth: tuple[Results, Results] | None = None
+        self._lock = threading.Lock()
 
-    @cached_property
+    @property
     def truth(self) -> Results:
         """The reference's results; where the lane has an accelerator, they are computed there."""
-        return self._reference(torch.float64)
+        return self._truths()[0]
 
     def stand_in(self) -> Results:
         """The reference in the declared dtypes, where no kernel of the merge base can run."""
-        return self._reference(None)
+        return self._reference(None, Part())[0]
+
+    def _truths(self) -> tuple[Results, Results]:
+        """All results, and the gradients of the part; who asks first computes them."""
+        with self._lock:
+            if self._truth is None:
+                self._truth = self._reference(torch.float64, self.part)
+            return self._truth
 
     def run(
         self, perform: Callable[[Arena], Outcome], seeds: Sequence[str] = ONCE
     ) -> tuple[Outcome, Results]:
         """Have somebody fill the slots, once a layout of the cotangents, and read them."""
+        is_partial = bool(self.part) and len(seeds) > 1
+        if is_partial and self.device != "cpu":
+            seeds = (*seeds, seeds[0])  # the part costs no other call where calls are quick
         memory = arena(self.plan, self.device, seeds)
+        if is_partial:
+            self.part.take_from(memory.order["repeats"][-1])
         for spec in memory.order["tensors"]:
             memory.flat(spec, spec["storage"]).copy_(self.inputs[spec["name"]])
         for spec, direction in self._cotangents(memory):
             _stored(_strided(memory, spec)).copy_(_stored(direction, spec["strides"]))
         try:
             outcome = perform(memory)
-            return self._collect(memory) if outcome is Outcome.RAN else (outcome, {})
+            if outcome is not Outcome.RAN:
+                return outcome, {}
+            return self._collect(memory, is_partial=is_partial)
         finally:
             memory.close()
 
     def _cotangents(self, memory: Arena) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
         for repeat in memory.order["repeats"]:
             if repeat["cotangents"]:
-                yield from zip(repeat["cotangents"], self.directions, strict=True)
+                pairs = zip(repeat["cotangents"], self.directions, strict=True)
+                yield from ((spec, direction) for spec, direction in pairs if "offset" in spec)
 
-    def _collect(self, memory: Arena) -> tuple[Outcome, Results]:
+    def _collect(self, memory: Arena, *, is_partial: bool) -> tuple[Outcome, Results]:
         """Read the slots; the first thing that is wrong with them decides."""
         if not memory.guards_hold():
             return Outcome.GUARD, {}
         if not self._inputs_hold(memory):
             return Outcome.INPUT_MUTATED, {}
-        first, *others = memory.results()
-        if any(_poisoned(flat) for repeat in (first, *others) for flat in repeat):
+        kept = [r.name for r in self.plan.results if r.name not in self.part.frozen]
+        names = [r.name for r in self.plan.results]
+        first, *others = [
+            dict(zip(kept if len(flats) < len(names) else names, flats, strict=True))
+            for flats in memory.results()
+        ]
+        if any(_poisoned(flat) for repeat in (first, *others) for flat in repeat.values()):
             return Outcome.POISON, {}
+        part = others[-1] if is_partial else {}
         for other in others:
-            for result, one, again in zip(self.plan.results, first, other, strict=True):
+            for result in self.plan.results:
+                if other is part and result in self.plan.gradients:
+                    continue
+                one, again = first[result.name], other[result.name]
                 if _same_bits(one, again):
                     continue
                 if self.exact:
                     return Outcome.REPEAT, {}
                 apart = max(_apart(one.double(), again.double()), self.spread.get(result.name, 0.0))
                 self.spread[result.name] = apart
-        values = zip(self.plan.results, first, strict=True)
-        return Outcome.RAN, {r.name: flat.double().view(r.shape) for r, flat in values}
+        found = {r.name: first[r.name].double().view(r.shape) for r in self.plan.results}
+        gradients = [r for r in self.plan.gradients if r.name in part]
+        fit = all(self._fits(r, found[r.name], part[r.name].double()) for r in gradients)
+        return (Outcome.RAN, found) if fit else (Outcome.PARTIAL, {})
+
+    def _fits(self, result: Result, whole: torch.Tensor, part: torch.Tensor) -> bool:
+        """Whether a gradient of the part is as near to the truth as the whole one is.
+
+        Other code may give it, so it need not have the same bits.
+        """
+        all_true, part_true = (known[result.name].cpu() for known in self._truths())
+        size, own = max(_rms(all_true), _rms(part_true)), _rms(whole - all_true)
+        if not isfinite(own):
+            return True  # the figures tell of that
+        limit = max(own, size * max(result.budget or 0.0, ROUNDING.get(result.dtype, 0.0)))
+        return _rms(part.view(result.shape) - part_true) <= PART_MARGIN * limit
 
     def _inputs_hold(self, memory: Arena) -> bool:
         kept = all(
@@ -108,8 +194,11 @@ class Trial:
         )
         return kept and all(_same_bits(_strided(memory, s), d) for s, d in self._cotangents(memory))
 
-    def _reference(self, dtype: torch.dtype | None) -> Results:
-        """Results of the reference, computed in a dtype or (None) in the declared ones."""
+    def _reference(self, dtype: torch.dtype | None, part: Part) -> tuple[Results, Results]:
+        """Results of the reference, computed in a dtype or (None) in the declared ones.
+
+        The second ones are gradients where a part is left out.
+        """
         plan, arguments = self.plan, {}
         for spec in plan.tensors:
             tensor = self.inputs[spec.name].as_strided(spec.shape, spec.strides)
@@ -122,14 +211,39 @@ class Trial:
         pairs = [(r, v) for r, v in zip(plan.outputs, values, strict=True) if r.present]
         named = {r.name: value for r, value in pairs}
         named |= {r.name: arguments[r.name] for r in plan.written}
-        if plan.gradients:
-            wanted = [arguments[r.name.removeprefix("d")] for r in plan.gradients]
-            aims = [(v, d.to(v)) for (_, v), d in zip(pairs, self.directions, strict=True)]
-            outputs, seeds = zip(*((v, d) for v, d in aims if v.requires_grad), strict=True)
-            gradients = torch.autograd.grad(outputs, wanted, seeds)
-            named |= dict(zip((r.name for r in plan.gradients), gradients, strict=True))
+        gradients = self._gradients(pairs, arguments, Part()) if plan.gradients else {}
+        named |= gradients
+        some = self._gradients(pairs, arguments, part) if part.unseeded else gradients
         kinds = {r.name: r for r in plan.results}
-        return {name: _declared(value, kinds[name], dtype) for name, value in named.items()}
+        whole, left = (
+            {name: _declared(value, kinds[name], dtype) for name, value in values.items()}
+            for values in (named, some)
+        )
+        return whole, left
+
+    def _gradients(
+        self, pairs: Pairs, arguments: Mapping[str, torch.Tensor], part: Part
+    ) -> Results:
+        """Gradients of all inputs, from the outputs that have a cotangent."""
+        names = [r.name for r in self.plan.gradients]
+        wanted = [arguments[name.removeprefix("d")] for name in names]
+        aims = [
+            (value, direction.to(value))
+            for (result, value), direction in zip(pairs, self.directions, strict=True)
+            if value.requires_grad and result.name not in part.unseeded
+        ]
+        if not aims and part.unseeded:
+            return {name: torch.zeros_like(w) for name, w in zip(names, wanted, strict=True)}
+        outputs, seeds = zip(*aims, strict=True)
+        found = torch.autograd.grad(
+            outputs,
+            wanted,
+            seeds,
+            retain_graph=bool(self.part.unseeded),
+            allow_unused=bool(part.unseeded),
+            materialize_grads=bool(part.unseeded),
+        )
+        return dict(zip(names, found, strict=True))
 
 
 def _strided(memory: Arena, spec: dict[str, Any]) -> torch.Tensor:
@@ -152,6 +266,10 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torch.equal(_bits(one), _bits(other)))
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -29,6 +29,11 @@ from bot.policy import Policy
 
 __all__ = ["judge", "reproduce"]
 
+# The contract in force asks for it, and a change cannot take it out of there for itself.
+RENAMED = (
+    "where it was renamed, fused or split: first a change that only takes it out of `dispatch` in"
+    " the contract, which a person accepts; then the code, with its new kernels in `dispatch`"
+)
 # Part of a call's device time that kernels may take which the contract does not declare.
 MOST_UNDECLARED = 0.05
 REPEAT: Property = "repeat"
@@ -154,6 +159,8 @@ class _Case:
             if reason := self._entry_fault(entry):
                 number = entry.configuration
                 return reason if number is None else f"configuration {number}: {reason}"
+        if absent := [k.kernel for k in kernels if (k.changed, k.raised) == (False, None)]:
+            return f"ghost: no cell launches {', '.join(absent)}; {RENAMED}"
         for kernel in kernels:
             if kernel.changed is False:
                 return f"ghost: without launches of {kernel.kernel} the results are the same"
@@ -397,4 +404,5 @@ OUTCOMES = {
     Outcome.INPUT_MUTATED: "an input was changed",
     Outcome.POISON: "part of a result was never written",
     Outcome.REPEAT: "a second call gave other bits",
+    Outcome.PARTIAL: "with fewer outputs differentiated or inputs frozen, the gradients are wrong",
 }

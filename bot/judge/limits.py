@@ -34,6 +34,8 @@ PEAK = 25.0
 COMMON = 2.0**-22
 # A ratio of two errors that is over its limit by more than this is no chance.
 CHANCE = 2.0
+# How far a merge base may be over a budget by its inputs; what is further over it is broken.
+HARD = 8.0
 # Secret draws that have to hold the limit which one draw did not.
 FURTHER = 3
 
@@ -133,8 +135,9 @@ def cap(figures: OutputFigures, known: Limits) -> float:
 
 
 def _is_hard(figures: OutputFigures, known: Limits) -> bool:
-    """Whether the merge base itself is over the budget on these inputs."""
-    return 0 <= cap(figures, known) < figures.base.rms < HUGE
+    """Whether the merge base itself is over the budget on these inputs, by what they may do."""
+    own = cap(figures, known)
+    return 0 <= own < figures.base.rms <= HARD * own
 
 
 def standing(draws: Sequence[Draw], known: Limits) -> tuple[Draw, str] | None:

@@ -18,6 +18,7 @@ from typing import Any
 from bot.anchors import Frozen
 from bot.change import Repository
 from bot.contract import Contract
+from bot.errors import InfraError
 from bot.evidence import CellEvidence, Evidence, KernelEvidence, RouteEvidence
 from bot.kernels import most_configurations
 from bot.lanes.result import evidence_of, finished, messages, told
@@ -137,7 +138,17 @@ def _drive(
     for name in secrets.SystemRandom().sample(names, len(names)):
         work(name, channels[name][1])
     session.serve(host, fresh)
-    yield from _listen(device, order, job, progress)
+    for message in _listen(device, order, job, progress):
+        if "unstarted" in message:
+            raise InfraError(_unstarted(session, **message["unstarted"]))
+        yield message
+
+
+def _unstarted(session: Session, worker: str, outcome: str) -> str:
+    """Why a merge base that does not even import is this machine's fault, and no change's."""
+    session.stop(worker)
+    said = session.logs[worker].last_line() or f"no message ({outcome})"
+    return f"the worker of the merge base does not start here: {said}"
 
 
 def _order(session: Session, policy: Policy, contract: Contract, job: Job) -> dict[str, Any]:

@@ -92,7 +92,28 @@ def python_paths() -> tuple[Path, ...]:
     paths += [program.resolve().parent.parent, Path(__file__).parent.parent]
     for name in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         paths += [Path(name)] if name.startswith("/") else []
-    return tuple(path for path in paths if path.is_dir())
+    paths += [store for path in map(Path, listed) for store in _stores(path)]
+    return tuple(dict.fromkeys(path for path in paths if path.is_dir()))
+
+
+def _stores(folder: Path) -> Iterator[Path]:
+    """Where the packages of a folder lie that stand in it as links alone.
+
+    Some installers link a package as a whole, others each file to the same path in a store.
+    """
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.is_symlink():
+            yield _linked(entry)
+        elif entry.name.endswith(".dist-info"):
+            file = entry / "METADATA"
+            target = _linked(file) if file.is_symlink() else file
+            if target != file and target.parts[-2:] == file.parts[-2:]:
+                yield target.parent.parent
+
+
+def _linked(link: Path) -> Path:
+    """What a link names, as it spells it."""
+    return Path(os.path.normpath(link.parent / link.readlink()))
 
 
 def compiler_paths(hidden: Sequence[Path]) -> tuple[tuple[Path, ...], list[str]]:

@@ -192,7 +192,8 @@ def job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
     optional = "" if job.required else " (not required)"
     if bad:
         # What fails, and how, stands in the rows.
-        state, text, evidence = ItemState.FAILED, f"{len(bad)} of {cells} {what} fail", ""
+        state, evidence = ItemState.FAILED, ""
+        text = _counted(bad, cells, what, ("fail", "fails"))
     elif open_:
         # A lost job has no figures: it blocks like a failure until it is run again. What is not
         # proven may still be: a person decides whether more samples are worth a machine.
@@ -200,7 +201,8 @@ def job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
         state = (ItemState.FAILED, ItemState.HUMAN, ItemState.WAITING)[_OPEN.get(worst.verdict, 0)]
         text, evidence = f"{cells} {what}", worst.reason
         if state is not ItemState.WAITING:
-            text, evidence = f"{len(open_)} of {cells} {what} are {worst.verdict}", ""
+            words = (f"are {worst.verdict}", f"is {worst.verdict}")
+            text, evidence = _counted(open_, cells, what, words), ""
     else:
         waived = any(row.verdict is Verdict.WAIVED for row in rows)
         state, text = ItemState.DONE, f"{cells} {what} {'are waived' if waived else 'pass'}"
@@ -208,6 +210,18 @@ def job_item(job: Job, all_rows: Sequence[Row]) -> ChecklistItem:
     if not job.required and state is not ItemState.DONE:
         state = ItemState.NOT_APPLICABLE
     return _item(name, state, text + optional, evidence)
+
+
+def _counted(rows: Sequence[Row], cells: int, what: str, words: tuple[str, str]) -> str:
+    """Of how many cells some rows tell. A row without a cell is about the job as a whole."""
+    many, one = words
+    named, whole = len({row.cell for row in rows if row.cell}), sum(not row.cell for row in rows)
+    if not named and any(row.verdict is Verdict.LOST for row in rows):
+        return f"{cells} {what} {many}"
+    checks = f"{whole} check{'s' * (whole > 1)} of all"
+    if not named:
+        return f"{checks} {cells} {what} {one if whole == 1 else many}"
+    return f"{named} of {cells} {what} {many}" + (f", and {checks} of them" if whole else "")
 
 
 def _unproven_items(facts: Facts) -> Iterator[ChecklistItem]:

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,12 @@ _EMPTY = frozenset(
         *("new_empty", "new_empty_strided"),
     )
 )
-
-
-_REPLACES = frozenset(getattr(torch.ops.aten, name) for name in ("resize_", "resize", "set_"))
+_ZEROS = frozenset(getattr(torch.ops.aten, name) for name in ("zeros", "zeros_like", "new_zeros"))
+_FRESH = _EMPTY | _ZEROS
+_RESIZE = torch.ops.aten.resize_
+# On a host each backward takes long; calls with more elements than these do without another one.
+SMALL = 1 << 14
+NEIGHBOUR = "memory next to a tensor was written"
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
@@ -45,33 +49,58 @@ class Refused(Exception):
 
 
 class PoisonedAllocations(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
-    """Fills what `empty` and its kin return with poison and puts guard bands round it."""
+    """Fills what `empty` and its kin return with poison; guard bands lie round that and zeros.
+
+    `blocks`: memory with its bands, by address. Launches of Triton's interpreter make tensors on
+    memory that is there (`set_`): what is said of a tensor says nothing of a block.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks: dict[int, torch.Tensor] = {}
+        self.is_broken = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the memory of a fresh tensor; everything else passes through."""
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _REPLACES:
-            # The tensor may grow over its guard bands; it gets memory of its own.
-            self.blocks.pop(result.untyped_storage().data_ptr(), None)
-        if func.overloadpacket in _EMPTY and _has_memory(result):
-            size = result.untyped_storage().nbytes()
-            block = torch.full(
-                (size + 2 * GUARD_BYTES,), POISON, dtype=torch.uint8, device=result.device
-            )
-            self.blocks[block.untyped_storage().data_ptr()] = block
-            inner = block[GUARD_BYTES : GUARD_BYTES + size].view(result.dtype)
-            return inner.as_strided(result.shape, result.stride(), inner.storage_offset())
-        return result
+        kwargs, kind = kwargs or {}, func.overloadpacket
+        if kind is _RESIZE and _has_memory(args[0]):
+            place = args[0].untyped_storage().data_ptr()
+            self._resized(place, result := func(*args, **kwargs))
+            return result
+        result = func(*args, **kwargs)
+        if kind not in _FRESH or "out" in kwargs or not _has_memory(result):
+            return result
+        size = result.untyped_storage().nbytes()
+        block = torch.full(
+            (size + 2 * GUARD_BYTES,), POISON, dtype=torch.uint8, device=result.device
+        )
+        self.blocks[block.untyped_storage().data_ptr()] = block
+        inner = block[GUARD_BYTES : GUARD_BYTES + size].view(result.dtype)
+        inner = inner.zero_() if kind in _ZEROS else inner
+        return inner.as_strided(result.shape, result.stride(), inner.storage_offset())
 
     def check(self) -> None:
         """Refuse if a guard band was written."""
-        for block in self.blocks.values():
-            _check_bands(block)
+        blocks = [block for place, block in self.blocks.items() if _lies_at(place, block)]
         self.blocks.clear()
+        if self.is_broken or not all(map(_holds, blocks)):
+            raise Refused(Outcome.GUARD, NEIGHBOUR)
+
+    def _resized(self, place: int, tensor: torch.Tensor) -> None:
+        """Let go of a block whose tensor may now be written where the bands were."""
+        block = self.blocks.get(place)
+        if block is None:
+            return
+        end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        if not _lies_at(place, block) or end > block.numel() - GUARD_BYTES:
+            self.is_broken |= not _holds(block)  # by what was done before
+            del self.blocks[place]
+
+
+def _lies_at(place: int, block: torch.Tensor) -> bool:
+    """Whether a block's storage is where and as large as it was."""
+    storage = block.untyped_storage()
+    return bool(storage.data_ptr() == place and storage.nbytes() == block.numel())
 
 
 def perform(function: Callable[..., Any], order: dict[str, Any], memory: mmap.mmap) -> None:
@@ -79,20 +108,40 @@ def perform(function: Callable[..., Any], order: dict[str, Any], memory: mmap.mm
     watch = Watch(order)
     try:
         with watch:
-            for results in order["repeats"]:
-                _repeat(function, order, results, memory)
+            for number, results in enumerate(order["repeats"]):
+                # The second of several calls has another one between its two halves.
+                _repeat(function, order, results, memory, is_crossed=number == 1)
     finally:
         _report(watch.report(), order, memory)
 
 
 def _repeat(
-    function: Callable[..., Any], order: dict[str, Any], results: dict[str, Any], memory: mmap.mmap
+    function: Callable[..., Any],
+    order: dict[str, Any],
+    results: dict[str, Any],
+    memory: mmap.mmap,
+    *,
+    is_crossed: bool,
 ) -> None:
     inputs = _inputs(order, memory)
-    cotangents = [_tensor(spec, memory, order) for spec in results["cotangents"]]
-    with torch.inference_mode(order["inference"]), PoisonedAllocations() as allocations:
-        values = find_outputs(function(**inputs, **order["plain"]), results["outputs"], inputs)
+    cotangents = [_cotangent(spec, memory, order) for spec in results["cotangents"]]
+    others = _others(order) if is_crossed else {}
+
+    def call(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        return find_outputs(function(**given, **order["plain"]), results["outputs"], given)
+
+    with (
+        _frozen(inputs[name] for name in results.get("frozen", ())),
+        torch.inference_mode(order["inference"]),
+        PoisonedAllocations() as allocations,
+    ):
+        values = call(inputs)
+        # All results of the first call are read when the second has written all of its own.
+        later = call(others) if is_crossed else []
         gradients = find_gradients(values, cotangents, inputs, results["gradients"])
+        if is_crossed and _is_quick(order):
+            opposite = [None if c is None else -c for c in cotangents]
+            later += find_gradients(later, opposite, others, results["gradients"])
         _synchronize(order)
         allocations.check()
     written = [inputs[slot["name"]] for slot in results["written"]]
@@ -100,6 +149,23 @@ def _repeat(
     for value, slot in zip((*values, *written, *gradients), slots, strict=True):
         _slot(slot, memory).copy_(value.detach())
     _return_inputs(order, memory)
+
+
+@contextlib.contextmanager
+def _frozen(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Tensors that need no gradient for once."""
+    chosen = [tensor.requires_grad_(False) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor in chosen:
+            tensor.requires_grad_()
+
+
+def _is_quick(order: dict[str, Any]) -> bool:
+    """Whether one backward more costs next to nothing."""
+    size: int = sum(spec["storage"] for spec in order["tensors"])
+    return bool(order["device"] != "cpu" or size <= SMALL)
 
 
 def _report(text: bytes, order: dict[str, Any], memory: mmap.mmap) -> None:
@@ -148,6 +214,22 @@ def _input(spec: dict[str, Any], memory: mmap.mmap, order: dict[str, Any]) -> _K
     return _kept[spec["name"]]
 
 
+def _others(order: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Arguments like the last call's, with other content in memory of their own.
+
+    What is written into a buffer that calls share has other bits then.
+    """
+    return {spec["name"]: _other(spec, _kept[spec["name"]]) for spec in order["tensors"]}
+
+
+def _other(spec: dict[str, Any], kept: _Kept) -> torch.Tensor:
+    if spec["constant"]:
+        return kept.tensor
+    # The same numbers the other way round are of the same kind; what may be an index stays one.
+    flat = kept.storage.flip(0) if kept.storage.is_floating_point() else kept.storage.clone()
+    return flat.as_strided(spec["shape"], spec["strides"]).requires_grad_(spec["requires_grad"])
+
+
 def _guarded(flat: torch.Tensor, place: str) -> tuple[torch.Tensor, torch.Tensor]:
     """A block of memory, and a copy of the elements between its guard bands."""
     size = flat.numel() * flat.element_size()
@@ -156,10 +238,10 @@ def _guarded(flat: torch.Tensor, place: str) -> tuple[torch.Tensor, torch.Tensor
     return block, inner.copy_(flat)
 
 
-def _check_bands(block: torch.Tensor) -> None:
+def _holds(block: torch.Tensor) -> bool:
+    """Whether nobody wrote a block's guard bands."""
     bands = torch.cat((block[:GUARD_BYTES], block[-GUARD_BYTES:]))
-    if not bool((bands == POISON).all()):
-        raise Refused(Outcome.GUARD, "memory next to a tensor was written")
+    return bool((bands == POISON).all())
 
 
 def _synchronize(order: dict[str, Any]) -> None:
@@ -179,6 +261,13 @@ def _flat(memory: mmap.mmap, offset: int, count: int, dtype: torch.dtype) -> tor
 def _tensor(spec: dict[str, Any], memory: mmap.mmap, order: dict[str, Any]) -> torch.Tensor:
     flat = _flat(memory, spec["offset"], spec["storage"], DTYPES[spec["dtype"]])
     return flat.to(order["device"]).as_strided(spec["shape"], spec["strides"])
+
+
+def _cotangent(
+    spec: dict[str, Any], memory: mmap.mmap, order: dict[str, Any]
+) -> torch.Tensor | None:
+    """None where an output has none in this call."""
+    return _tensor(spec, memory, order) if "offset" in spec else None
 
 
 def _slot(spec: dict[str, Any], memory: mmap.mmap) -> torch.Tensor:
@@ -225,18 +314,25 @@ def _shares(value: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 def find_gradients(
     values: list[torch.Tensor],
-    cotangents: list[torch.Tensor],
+    cotangents: Sequence[torch.Tensor | None],
     inputs: dict[str, torch.Tensor],
     slots: list[dict[str, Any]],
 ) -> list[torch.Tensor]:
+    """Gradients of the inputs that have slots; without all cotangents they may be left out as 0."""
     if not slots:
         return []
     wanted = [inputs[slot["name"].removeprefix("d")] for slot in slots]
-    pairs = [(v, c) for v, c in zip(values, cotangents, strict=True) if v.requires_grad]
-    if not pairs:
+    is_part = any(cotangent is None for cotangent in cotangents)
+    pairs = zip(values, cotangents, strict=True)
+    aims = [(v, c) for v, c in pairs if v.requires_grad and c is not None]
+    if not aims and is_part:
+        return [torch.zeros_like(tensor) for tensor in wanted]
+    if not aims:
         raise Refused(Outcome.GRAD_MISSING, "no result depends on a differentiable input")
-    outputs, directions = zip(*pairs, strict=True)
-    gradients = torch.autograd.grad(outputs, wanted, directions, allow_unused=True)
+    outputs, directions = zip(*aims, strict=True)
+    gradients = torch.autograd.grad(
+        outputs, wanted, directions, allow_unused=True, materialize_grads=is_part
+    )
     for gradient, slot in zip(gradients, slots, strict=True):
         if gradient is None:
             raise Refused(Outcome.GRAD_MISSING, f"{slot['name']} is None")
@@ -248,7 +344,8 @@ def _return_inputs(order: dict[str, Any], memory: mmap.mmap) -> None:
     """Copy the inputs back, so that a changed one shows."""
     for spec in order["tensors"]:
         kept = _kept[spec["name"]]
-        _check_bands(kept.block)
+        if not _holds(kept.block):
+            raise Refused(Outcome.GUARD, NEIGHBOUR)
         if not spec["written"]:
             flat = _flat(memory, spec["offset"], spec["storage"], DTYPES[spec["dtype"]])
             flat.copy_(kept.storage)

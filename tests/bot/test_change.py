@@ -51,6 +51,43 @@ def test_work_tree_is_read_without_a_trace(workbench: Workbench) -> None:
     assert workbench.git("status", "--short") == "M a.py\n?? new.py"
 
 
+def test_staged_files_belong_to_the_work_tree(workbench: Workbench) -> None:
+    """What it holds is what a commit of all there is would hold, however much is staged."""
+    tracked = ("edited", "moved", "unstaged", "flagged")
+    workbench.commit({name: f"{name}\n" for name in tracked} | {".gitignore": "ignored*\n"})
+    workbench.write({"new": "old\n", "ignored": "i\n", "fleeting": "f\n", "intended": "n\n"})
+    workbench.git("add", "new", "fleeting")
+    workbench.git("add", "--force", "ignored")
+    workbench.git("add", "--intent-to-add", "intended")
+    workbench.git("mv", "moved", "there")
+    workbench.git("rm", "--cached", "unstaged")
+    workbench.git("update-index", "--assume-unchanged", "flagged")
+    workbench.write({"new": "new\n", "flagged": "edited\n", "fleeting": None, "edited": None})
+    before = workbench.git("status", "--short")
+    with Repository(workbench.path) as repository:
+        change = repository.change("main", None, None)
+        assert {file.path: file.status for file in change.files} == {
+            "edited": "deleted",
+            "flagged": "modified",
+            "ignored": "added",
+            "intended": "added",
+            "new": "added",
+            "there": "renamed",
+        }
+        assert repository.read_path(change.head, "new") == b"new\n"
+        assert repository.read_path(change.head, "unstaged") == b"unstaged\n"
+    assert workbench.git("status", "--short") == before
+
+
+def test_staged_submodule_belongs_to_the_work_tree(workbench: Workbench) -> None:
+    commit = workbench.commit({"a.py": "a\n"})
+    (workbench.path / "part").mkdir()
+    workbench.git("update-index", "--add", "--cacheinfo", f"160000,{commit},part")
+    with Repository(workbench.path) as repository:
+        change = repository.change("main", None, None)
+    assert [(file.path, file.new_mode) for file in change.files] == [("part", "160000")]
+
+
 def test_clean_work_tree_is_its_commit(workbench: Workbench) -> None:
     head = workbench.commit({"a.py": "a\n"})
     with Repository(workbench.path) as repository:

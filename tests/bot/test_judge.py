@@ -263,11 +263,11 @@ def test_no_kernel_is_held_to_less_than_one_rounding_of_few_numbers(analysis: An
 
 HARD = [
     # base, head in one draw; head in three more; whether the cell fails
-    (3e-6, 3e-6, [], False),  # the merge base is over the budget on the same inputs, and no better
-    (9e-6, 9e-6, [], False),
-    (3e-6, 3.1e-6, [], True),  # worse than it, and nothing says that this is chance
-    (3e-6, 3.1e-6, [1e-8, 1e-8, 1e-8], False),
-    (3e-6, 3.1e-6, [1e-8, 1e-8, 3e-6], True),  # not in one draw only
+    (1.5e-6, 1.5e-6, [], False),  # head is no worse than the merge base, both over
+    (9e-6, 9e-6, [], True),  # so far that it is broken
+    (1.5e-6, 1.55e-6, [], True),  # worse than it, and nothing says that this is chance
+    (1.5e-6, 1.55e-6, [1e-8, 1e-8, 1e-8], False),
+    (1.5e-6, 1.55e-6, [1e-8, 1e-8, 3e-6], True),  # not in one draw only
     (1e-8, 3e-7, [1e-8, 1e-8, 1e-8], True),  # these inputs are not hard: the merge base holds it
     (1e300, 3e-7, [1e-8, 1e-8, 1e-8], True),  # no number at all excuses nobody
 ]

@@ -148,8 +148,9 @@ def test_every_property_is_shown_by_several_cells(point: str) -> None:
     pytest.importorskip("torch")
     from bot.device.properties import Rotation, applicable
 
-    rotation, shown = Rotation(), Counter[str]()
-    for cell in cells(CONTRACT, point):
+    every, shown = cells(CONTRACT, point), Counter[str]()
+    rotation = Rotation(CONTRACT, every)
+    for cell in every:
         shown.update(rotation.next(point, applicable(CONTRACT, cell)))
     assert set(shown) == {"causal", "linear", "permutation", "split"}
     assert min(shown.values()) >= (2 if point.endswith("_fwd") else 5), shown

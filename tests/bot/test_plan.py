@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from bot.change import Repository
 from bot.check import Analysis, Request, analyse
 from bot.model import Job
-from bot.plan import _packs
+from bot.plan import _HARNESS, _packs
 from tests.conftest import ROOT, Workbench
 
 KERNEL = "fla/modules/l2norm.py"
@@ -125,6 +128,25 @@ def test_key_changes_with_what_results_are_judged_by(repo: Workbench) -> None:
         cells = [name for name in before if not name.startswith("tests-")]
         assert cells
         assert all(after[name].key != before[name].key for name in cells)
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for name in sys.argv[1:]:
+    package = importlib.import_module(name)
+    for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+        importlib.import_module(module.name)
+print(*(name for name in sys.modules if name.startswith("bot.")))
+"""
+
+
+def test_key_covers_all_code_that_measures_and_judges() -> None:
+    folders = {name for name in _HARNESS if not name.endswith(".py")}
+    assert folders == {"device", "judge", "lanes", "observe", "worker"}
+    argv = [sys.executable, "-c", IMPORT_ALL, *(f"bot.{folder}" for folder in folders)]
+    done = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True)
+    loaded = {name.split(".")[1] for name in done.stdout.split()}
+    assert {f"{name}.py" for name in loaded - folders} == set(_HARNESS) - folders
 
 
 @pytest.fixture

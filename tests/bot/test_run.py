@@ -13,12 +13,14 @@ import bot.run
 from bot.change import Repository
 from bot.check import Analysis
 from bot.cli import main
-from bot.errors import InfraError
+from bot.errors import InfraError, UserError
 from bot.evidence import Evidence, RowEvidence, merged
+from bot.lanes.session import Session
 from bot.model import Job
-from bot.run import run_plan
+from bot.report.checklist import job_item
+from bot.run import _tally, run_plan
 from tests.bot.test_benchmark_judge import pairs, row
-from tests.bot.test_judge import analysis, evidence, first_schema, parsed, verdicts
+from tests.bot.test_judge import analysis, evidence, failures, first_schema, parsed, verdicts
 from tests.conftest import Workbench
 
 __all__ = ["analysis"]
@@ -229,3 +231,72 @@ def test_audits_of_pooled_restarts_keep_apart(analysis: Analysis) -> None:
 
     (both,) = merged(with_row(first), with_row(second)).rows
     assert len({audit.restart for audit in both.audits}) == len(both.restarts) == 7
+
+
+def test_merge_base_that_does_not_start_is_the_machine_s_fault(
+    analysis: Analysis, kernels: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of that is written: it would stay a fail of head when the machine is mended."""
+    start = Session.start_worker
+
+    def broken(session: Session, arm: str, end: Any, module: str, *argv: str, **more: Any) -> None:
+        start(session, arm, end, f"{module}.absent", *argv, **more)
+
+    monkeypatch.setattr(Session, "start_worker", broken)
+    folder = tmp_path / "evidence"
+    with Repository(kernels.path) as repository:
+        done = run_plan(
+            repository, analysis, lane=LANE, evidence_dir=folder, progress=lambda _: None
+        )
+    (said,) = done.failed.values()
+    assert said.startswith("the worker of the merge base does not start here: ")
+    assert said.endswith("No module named bot.worker.absent")
+    assert (done.written, list(folder.glob("*.json"))) == ([], [])
+
+
+def test_what_is_said_of_a_job_as_a_whole_is_no_cell(analysis: Analysis) -> None:
+    data = evidence(analysis)
+    data["cells"][0]["draws"][1]["outputs"][0]["head"]["rms"] = 1.0
+    cells = len(data["cells"])
+    one, two = parsed(data), parsed(evidence(analysis, kernels=[]))
+    (job,) = [job for job in analysis.plan.jobs if job.lane == LANE]
+    texts = [
+        (_tally(rows), job_item(job, rows).text)
+        for rows in (bot.run._rows(analysis, job, found) for found in (one, two))
+    ]
+    named = f"of {cells} cells of l2norm on {LANE}"
+    assert texts == [
+        (f"{cells - 1} pass, 1 fail", f"1 {named} fail"),
+        (
+            f"{cells} pass, 2 fail of the job as a whole",
+            f"2 checks {named.replace('of', 'of all', 1)} fail",
+        ),
+    ]
+
+
+def test_kernels_that_no_cell_launches_come_with_the_way_to_rename_them(
+    analysis: Analysis,
+) -> None:
+    data = evidence(analysis)
+    for kernel in data["kernels"]:
+        kernel |= {"changed": False, "raised": None}
+    (said,) = failures(analysis, data)
+    names = ", ".join(kernel["kernel"] for kernel in data["kernels"])
+    assert said.startswith(f"ghost: no cell launches {names}; where it was renamed")
+    assert said.index("a person accepts") < said.index("then the code")
+
+
+def test_evidence_in_what_is_no_folder_is_refused(
+    analysis: Analysis, kernels: Workbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("{}")
+    for place in (file, tmp_path / "absent"):
+        argv = ["judge", "--repo", str(kernels.path), "--evidence", str(place)]
+        assert main(argv) == 1
+        assert str(place) in capsys.readouterr().err
+    with (
+        Repository(kernels.path) as repository,
+        pytest.raises(UserError, match="evidence goes to a folder"),
+    ):
+        run_plan(repository, analysis, lane=LANE, evidence_dir=file, progress=lambda _: None)

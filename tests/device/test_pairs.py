@@ -78,7 +78,7 @@ def test_fault_of_one_pair_ends_the_job(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_pairs_take_turns_with_the_same_properties() -> None:
-    rotation, names = Rotation(), ["causal", "linear", "split"]
+    rotation, names = Rotation(cast("Any", None), []), ["causal", "linear", "split"]
     chosen: list[str] = []
 
     def take() -> None:
@@ -91,6 +91,17 @@ def test_pairs_take_turns_with_the_same_properties() -> None:
     for thread in threads:
         thread.join()
     assert [chosen.count(name) for name in names] == [100, 100, 100]
+
+
+def test_what_few_cells_can_show_is_not_left_to_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shows = {CELLS[0].id: ["causal", "linear"], CELLS[1].id: ["causal", "split"]}
+    shows |= {cell.id: ["causal", "linear"] for cell in CELLS[2:]}
+    monkeypatch.setattr("bot.device.properties.applicable", lambda _, cell: shows[cell.id])
+    rotation = Rotation(cast("Any", None), CELLS)
+    chosen = [rotation.next("op", cast("Any", shows[cell.id])) for cell in CELLS[:2]]
+    assert chosen == [["linear"], ["split"]]
 
 
 @pytest.mark.parametrize(

@@ -647,6 +647,26 @@ def test_what_is_visible_can_lie_inside_what_is_hidden(tmp_path: Path) -> None:
     assert tmp_path not in layers
 
 
+def test_packages_that_are_links_are_shown_where_they_lie(tmp_path: Path) -> None:
+    """Of files that are linked one by one only those count that a store has at the same path."""
+    packages, store = tmp_path / "site-packages", tmp_path / "store"
+    for name in ("own", "linked", "renamed"):
+        info = f"{name}-1.dist-info"
+        (packages / info).mkdir(parents=True)
+        (store / name / info).mkdir(parents=True)
+        (store / name / info / "METADATA").touch()
+    (packages / "own-1.dist-info/METADATA").touch()
+    (packages / "linked-1.dist-info/METADATA").symlink_to(
+        store / "linked/linked-1.dist-info/METADATA"
+    )
+    (packages / "renamed-1.dist-info/METADATA").symlink_to(
+        store / "linked/linked-1.dist-info/METADATA"
+    )
+    (packages / "whole").symlink_to("../store/whole")
+    assert set(sandbox._stores(packages)) == {store / "linked", store / "whole"}
+    assert list(sandbox._stores(tmp_path / "absent")) == []
+
+
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A compiler outside of the system's folders: its program, which needs a file beside it."""

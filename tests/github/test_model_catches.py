@@ -116,7 +116,7 @@ def the_next_head_knows_no_fail(patch: Patch) -> None:
 
     def gathered(results: Sequence[LaneResult], keys: Any = None) -> list[LaneResult]:
         rows = [[r for r in item.rows if r.verdict is not Verdict.FAIL] for item in results]
-        told = [item.model_copy(update={"rows": kept})
+        told = [item.model_copy(update={"rows": kept, "verdict": Verdict.LOST})
                 for item, kept in zip(results, rows, strict=True)]  # fmt: skip
         return real_gathered(told, keys)
 
