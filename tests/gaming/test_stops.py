@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -95,6 +96,17 @@ def read_until(screen: IO[bytes], pattern: bytes) -> bytes:
     return said
 
 
+@contextlib.contextmanager
+def watched(run: Run) -> Iterator[IO[bytes]]:
+    """Start it anew on a terminal, whose screen shows how far it is."""
+    end(run.process)
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        run.process = run.start(stderr=theirs)
+        os.close(theirs)
+        yield screen
+
+
 def gone(processes: set[tuple[int, int]]) -> bool:
     """Whether none of them lives on."""
     return all(start_time(pid) != start for pid, start in processes)
@@ -129,11 +141,7 @@ def test_stopped_run_leaves_nothing(
 def test_interrupted_run_keeps_whole_cells_and_the_next_measures_the_rest(
     stopped: Run, number: signal.Signals
 ) -> None:
-    end(stopped.process)
-    ours, theirs = os.openpty()
-    with os.fdopen(ours, "rb", buffering=0) as screen:
-        stopped.process = stopped.start(stderr=theirs)
-        os.close(theirs)
+    with watched(stopped) as screen:
         said = read_until(screen, rb"3/\d+ cells")
         started, workers = stopped.processes(), stopped.workers()
         stopped.process.send_signal(number)
@@ -189,9 +197,21 @@ def test_killed_device_process_passes_nothing_and_is_measured_again(stopped: Run
     assert main(["judge", *stopped.change]) == 0
 
 
-def test_killed_workers_pass_nothing(stopped: Run) -> None:
+def test_workers_killed_before_they_begin_are_nobodys_fault(stopped: Run) -> None:
     for pid, _ in stopped.working():
         os.kill(pid, signal.SIGKILL)
+    assert stopped.process.wait(timeout=300) == 3
+    assert stopped.evidence() == []
+    assert main(["judge", *stopped.change]) == 1
+
+
+def test_killed_workers_pass_nothing(stopped: Run) -> None:
+    with watched(stopped) as screen:
+        read_until(screen, rb"[1-9]\d*/\d+ cells")
+        for pid, _ in stopped.workers():
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # until nobody writes there any more
+            read_until(screen, rb"$^")
     assert stopped.process.wait(timeout=300) == 0
     (file,) = stopped.evidence()
     outcomes = {cell["head"] for cell in json.loads(file.read_text())["cells"]}
