@@ -195,7 +195,8 @@ class Ledger:
                 result = _result(row, done[3] or "", sealed)
                 if result is None:
                     returned = _returned(row, standing) if done[2] == Verdict.FAIL else None
-                    result = returned or _recall(row, done[2], cases)
+                    case = next((case for case in cases if case.plan == row.plan), None)
+                    result = returned or _recall(row, done[2], case)
             view.entries.append(Entry(row, posted, result))
 
     def forged(self, view: View, head: str) -> tuple[str, ...]:
@@ -224,7 +225,13 @@ class Ledger:
 
         To be asked once their comments were read: what is in none of them has lost its details.
         """
-        bare = [_recall(row, word, cases) for row, (word, _) in view.untold.items()]
+        bare = []
+        for row, (word, _) in view.untold.items():
+            # Its plan may be of an older base. Which keys its jobs had then nobody knows any more.
+            same = [case for case in cases if case.head == row.head]
+            exact = [case for case in same if case.plan == row.plan]
+            case = next(iter([*exact, *same]), None)
+            bare.append(_recall(row, word, case))
         return [*view.elsewhere, *bare]
 
     # Writing.
@@ -409,7 +416,7 @@ def _lost(row: RowId, note: str) -> LaneResult:
     return LaneResult(row=str(row), run=0, verdict=Verdict.LOST, note=note, keys={}, rows=[])
 
 
-def _recall(row: RowId, word: str, cases: Sequence[Case]) -> LaneResult:
+def _recall(row: RowId, word: str, case: Case | None) -> LaneResult:
     """A result whose details are gone: the status still says how it ended.
 
     It does not say which job of a lane has failed: so all have.
@@ -420,7 +427,7 @@ def _recall(row: RowId, word: str, cases: Sequence[Case]) -> LaneResult:
         verdict = Verdict.LOST
     jobs = [
         job
-        for job in next((case.report.plan.jobs for case in cases if case.plan == row.plan), [])
+        for job in (case.report.plan.jobs if case else [])
         if job.lane == row.lane and verdict in (Verdict.PASS, Verdict.FAIL)
     ]
     note = "the details are in the artifact of the run"

@@ -85,6 +85,28 @@ def test_fail_of_an_earlier_commit_goes_along(stage: Stage) -> None:
     assert stage.ready(second) == "failure"
 
 
+@pytest.mark.usefixtures("no_news")
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_fail_without_details_counts_when_the_base_has_moved(
+    stage: Stage, is_deleted: bool
+) -> None:
+    """Its plan is another one by then; with a token its details go when the comment does."""
+    first = turned_red(stage)
+    sha = first.sha
+    if is_deleted:
+        for comment in list(stage.world.comments.values()):
+            stage.world.delete_comment(comment, Actor("wes"))
+    else:
+        stage.push(first, MORE)
+        stage.settle()
+    close(stage, first)
+    stage.merge({"docs/other.md": "x\n"})
+    stage.world.take_events()
+    second = open_again(stage, sha)
+    execute(stage)
+    assert stage.ready(second) == "failure"
+
+
 def test_fail_goes_along_to_the_next_commit_of_the_other_pull_request(stage: Stage) -> None:
     first = turned_red(stage)
     close(stage, first)
