@@ -91,7 +91,7 @@ def measures(figures: OutputFigures, known: Limits) -> list[Measure]:
     def add(kind: str, value: float, limit: float, at: Sequence[int], text: str) -> None:
         found.append(Measure(kind, value, limit, at, text))
 
-    few = allowance(min(count, figures.effective or count))
+    few = _few(figures, result)
     limit = base.rms if _is_hard(figures, known) else cap(figures, known)
     add("budget", head.rms, limit, (), "rms error {value:.3g}, limit {limit:.3g}")
     text = "{value:.3g}x the merge base's error, limit {limit:.3g}x"
@@ -130,8 +130,14 @@ def cap(figures: OutputFigures, known: Limits) -> float:
     result = known.results[figures.name]
     if result.budget is None:
         return -1.0
-    count = min(prod(result.shape), figures.effective or prod(result.shape))
-    return max(result.budget, ROUNDING[result.dtype] * min(1.0, allowance(count) * UNIFORM))
+    rounded = min(1.0, UNIFORM * _few(figures, result))
+    return max(result.budget, ROUNDING[result.dtype] * rounded)
+
+
+def _few(figures: OutputFigures, result: Result) -> float:
+    """The allowance of an output, by how many of its numbers decide its figures."""
+    count = prod(result.shape)
+    return allowance(min(count, figures.effective or count))
 
 
 def _is_hard(figures: OutputFigures, known: Limits) -> bool:

@@ -362,7 +362,7 @@ def test_evidence_of_another_lane_counts_for_nothing(stage: Stage) -> None:
 def test_what_a_lane_wrote_leaves_no_markup_and_no_secret(stage: Stage) -> None:
     def spoil(files: dict[str, bytes]) -> dict[str, bytes]:
         note = ("::set-env name=A::b\n@mona <img src=x> ghp_abcdefghijklmnop1234 10.1.2.3 "
-                "/data/runner/work/secret.txt | x \u202e gpu01.internal")  # fmt: skip
+                "/srv/runner/work/secret.txt | x \u202e gpu01.internal")  # fmt: skip
         return {
             name: json.dumps(
                 {**json.loads(t), "complete": False, "cells": [], "note": note}
@@ -373,7 +373,7 @@ def test_what_a_lane_wrote_leaves_no_markup_and_no_secret(stage: Stage) -> None:
     pull = spoiled(stage, spoil)
     text = stage.comments(pull)[0]
     assert stage.ready(pull) == "failure"
-    for word in ("@mona", "<img", "ghp_", "ghp\\_", "10.1.2.3", "/data/runner", "\u202e", "gpu01"):
+    for word in ("@mona", "<img", "ghp_", "ghp\\_", "10.1.2.3", "/srv/runner", "\u202e", "gpu01"):
         assert word not in text, word
 
 
